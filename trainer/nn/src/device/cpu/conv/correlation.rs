@@ -1,0 +1,399 @@
+//! Forward, and the input's gradient: correlations of channels-last images with packed weights.
+//!
+//! A block of rows is copied with its zero padding into the workspace, unless it can be read in place. Then every tile
+//! of up to 14 pixels × 32 channels stays in registers over all taps and source channels. For kernels without
+//! dilation, the taps of one kernel row and their channels are adjacent: one run of `taps · channels` elements, which
+//! also fills the loop for images of three channels.
+
+#![allow(unsafe_code, reason = "vector loads through pointers, and functions compiled for detected instructions")]
+
+use super::axis::Axis;
+use super::lanes::Lanes;
+use super::tile::{PANEL, Walk, spread, with_constant};
+use crate::device::Accumulation;
+
+/// Elements of a block of copied rows: they share the second-level cache with a panel of weights.
+pub(super) const BLOCK_ELEMENTS: usize = 64 * 1024;
+/// Pixels of a row that is merged from several, where nothing lies between them.
+const MERGED_PIXELS: usize = 128;
+
+/// Shapes of one correlation of `groups · depth` source channels into `groups · targets` target channels.
+#[derive(Debug, Clone)]
+pub(super) struct Correlation {
+    pub(super) batch: usize,
+    pub(super) groups: usize,
+    pub(super) depth: usize,
+    pub(super) targets: usize,
+    pub(super) y: Axis,
+    pub(super) x: Axis,
+    /// Rows and columns of the target's tensor.
+    pub(super) target_size: [usize; 2],
+}
+
+/// What happens to a sum before it is written: `relu(scale · sum + shift (+ what was there))`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Finish<'a> {
+    /// One factor for each output channel, or 1.
+    pub scale: Option<&'a [f32]>,
+    /// One addend for each output channel, or 0: a bias, for example.
+    pub shift: Option<&'a [f32]>,
+    /// Whether `max(0, x)` comes last.
+    pub relu: bool,
+}
+
+pub(super) struct Job<'a> {
+    pub(super) correlation: &'a Correlation,
+    pub(super) source: &'a [f32],
+    /// From [`super::pack`].
+    pub(super) packed: &'a [f32],
+    pub(super) finish: Finish<'a>,
+    pub(super) accumulation: Accumulation,
+    pub(super) target: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
+}
+
+/// Where a block's pixels lie: distances in elements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Strides {
+    pub(super) image: usize,
+    pub(super) row: usize,
+    pub(super) pixel: usize,
+}
+
+/// Target rows `row..row + rows` of images `image..image + images`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    pub(super) image: usize,
+    pub(super) images: usize,
+    pub(super) row: usize,
+    pub(super) rows: usize,
+}
+
+impl Correlation {
+    /// The same correlation, with rows merged where source and target have nothing between them.
+    pub(super) fn merged(self) -> Correlation {
+        let plain = |axis: &Axis| axis.taps == 1 && axis.stride == 1 && axis.offset == 0 && axis.spacing == 1;
+        if !(plain(&self.y) && plain(&self.x)) {
+            return self;
+        }
+        let (rows, columns) = (self.batch * self.y.size, self.x.size);
+        let merge = (1..=MERGED_PIXELS.div_ceil(columns)).rev().find(|rows_in_one| rows % rows_in_one == 0).unwrap_or(1);
+        let axis = |axis: Axis, size: usize| Axis { size, targets: size, ..axis };
+        let (rows, columns) = (rows / merge, columns * merge);
+        Correlation {
+            batch: 1,
+            y: axis(self.y, rows),
+            x: axis(self.x, columns),
+            target_size: [rows, columns],
+            ..self
+        }
+    }
+
+    pub(super) fn panels(&self) -> usize {
+        self.targets.div_ceil(PANEL)
+    }
+
+    /// Elements of a packed panel.
+    pub(super) fn panel_elements(&self) -> usize {
+        self.y.taps * self.x.taps * self.depth * PANEL
+    }
+
+    pub(super) fn packed_elements(&self) -> usize {
+        self.groups * self.panels() * self.panel_elements()
+    }
+
+    pub(super) fn source_elements(&self) -> usize {
+        self.batch * self.y.size * self.x.size * self.groups * self.depth
+    }
+
+    pub(super) fn target_elements(&self) -> usize {
+        self.batch * self.target_size[0] * self.target_size[1] * self.groups * self.targets
+    }
+
+    /// True if the source is read where it lies.
+    fn in_place(&self) -> bool {
+        let step = self.x.stride * self.groups * self.depth;
+        self.y.stays_inside() && self.x.stays_inside() && !collides(step)
+    }
+
+    /// Elements from one copied pixel of `depth` channels to the next.
+    pub(super) fn copied_pixel(&self, depth: usize) -> usize {
+        if collides(depth * self.x.read_stride()) { depth + PANEL } else { depth }
+    }
+
+    /// Strides of a copied block of `rows` target rows.
+    pub(super) fn copied(&self, depth: usize, rows: usize) -> Strides {
+        let pixel = self.copied_pixel(depth);
+        let row = self.x.read_by(self.x.targets) * pixel;
+        Strides { image: self.y.read_by(rows) * row, row, pixel }
+    }
+
+    /// Blocks whose copies of `depth` channels stay below `limit` elements, if one row does.
+    pub(super) fn blocks(&self, depth: usize, limit: usize) -> impl Iterator<Item = Block> + use<> {
+        let (images, rows) = self.block_size(depth, limit);
+        let (batch, height) = (self.batch, self.y.targets);
+        (0..batch).step_by(images).flat_map(move |image| {
+            let images = images.min(batch - image);
+            let parts = height.div_ceil(rows);
+            spread(height, height.div_ceil(parts)).map(move |(row, rows)| Block { image, images, row, rows })
+        })
+    }
+
+    /// The most images and rows of a block.
+    fn block_size(&self, depth: usize, limit: usize) -> (usize, usize) {
+        let whole = self.copied(depth, self.y.targets).image;
+        if whole <= limit {
+            return ((limit / whole).min(self.batch), self.y.targets);
+        }
+        let fits = |rows: &usize| self.copied(depth, *rows).image <= limit;
+        (1, (1..=self.y.targets).rev().find(fits).unwrap_or(1))
+    }
+
+    /// Elements that copied blocks need.
+    pub(super) fn block_elements(&self, depth: usize, limit: usize) -> usize {
+        let (images, rows) = self.block_size(depth, limit);
+        images * self.copied(depth, rows).image
+    }
+
+    pub(super) fn workspace_elements(&self) -> usize {
+        if self.y.taps * self.x.taps == 0 || self.in_place() { 0 } else { self.block_elements(self.depth, BLOCK_ELEMENTS) }
+    }
+
+    /// Copies channels `channel..channel + depth` of what a block reads, with zeros where nothing is.
+    #[inline(always)]
+    pub(super) fn copy(&self, source: &[f32], block: Block, channel: usize, depth: usize, copy: &mut [f32]) -> Strides {
+        let Correlation { y, x, .. } = self;
+        let channels = self.groups * self.depth;
+        let strides = self.copied(depth, block.rows);
+        let columns = x.read_by(x.targets);
+        let step = x.step() as isize;
+        // Columns from `left` to `right` exist.
+        let left = ((-x.offset).max(0) + step - 1) / step;
+        let right = (x.size as isize - x.offset + step - 1).div_euclid(step);
+        let left = (left as usize).min(columns);
+        let right = (right.max(0) as usize).clamp(left, columns);
+        let first = (x.offset + left as isize * step).max(0) as usize;
+        for image in 0..block.images {
+            for row in 0..y.read_by(block.rows) {
+                let line = &mut copy[image * strides.image + row * strides.row..][..strides.row];
+                let from = y.offset + (block.row * y.stride + row * y.step()) as isize;
+                if !(0..y.size as isize).contains(&from) || left == right {
+                    line.fill(0.0);
+                    continue;
+                }
+                line[..left * strides.pixel].fill(0.0);
+                line[right * strides.pixel..].fill(0.0);
+                let line = &mut line[left * strides.pixel..right * strides.pixel];
+                let from = (((block.image + image) * y.size + from as usize) * x.size + first) * channels + channel;
+                if strides.pixel == channels && step == 1 {
+                    line.copy_from_slice(&source[from..][..line.len()]);
+                } else {
+                    let source = source[from..].chunks(x.step() * channels);
+                    for (copied, pixel) in line.chunks_exact_mut(strides.pixel).zip(source) {
+                        copied[..depth].copy_from_slice(&pixel[..depth]);
+                    }
+                }
+            }
+        }
+        strides
+    }
+
+    /// The walk of one pixel's taps through sources that lie `strides` apart, `depth` channels of each.
+    pub(super) fn walk(&self, strides: Strides, depth: usize, read_step: [usize; 2]) -> Walk {
+        let (row_step, segment_step) = (self.y.read_dilation() * strides.row, self.x.read_dilation() * strides.pixel);
+        let (row_step, segment_step) = (row_step * read_step[0], segment_step * read_step[1]);
+        let pixel = self.x.read_stride() * strides.pixel * read_step[1];
+        let walk = Walk {
+            rows: self.y.taps,
+            row_step,
+            segments: self.x.taps,
+            segment_step,
+            depth,
+            pixel,
+            panel: self.panel_elements(),
+        };
+        if segment_step == depth { Walk { segments: 1, depth: depth * walk.segments, ..walk } } else { walk }
+    }
+}
+
+/// True if pixels this many elements apart compete for a few sets of the first-level cache.
+fn collides(step: usize) -> bool {
+    step.is_multiple_of(256)
+}
+
+/// All blocks: `WIDE` vectors hold two panels if registers allow, `NARROW` hold one; tiles have at most `ROWS` pixels.
+///
+/// # Safety
+/// The core has the instructions of `S`.
+#[inline(always)]
+pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const PIXELS: usize>(job: Job<'_>) {
+    let Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
+    assert!(source.len() >= correlation.source_elements(), "source of {}", source.len());
+    assert!(target.len() >= correlation.target_elements(), "target of {}", target.len());
+    assert!(packed.len() >= correlation.packed_elements(), "packed weights of {}", packed.len());
+    let Correlation { groups, depth, targets, y, x, target_size, .. } = correlation;
+    for bound in [finish.scale, finish.shift].into_iter().flatten() {
+        assert_eq!(bound.len(), groups * targets, "one factor or addend for each output channel");
+    }
+    if y.taps * x.taps == 0 {
+        return without_taps(correlation, finish, accumulation, target);
+    }
+    let panels = correlation.panels();
+    let in_place = correlation.in_place();
+    let target_channels = groups * targets;
+    for block in correlation.blocks(*depth, BLOCK_ELEMENTS) {
+        for group in 0..*groups {
+            let (start, strides, read_step) = if in_place {
+                let pixel = groups * depth;
+                let strides = Strides { image: y.size * x.size * pixel, row: x.size * pixel, pixel };
+                let row = (y.offset as usize + block.row * y.stride) * strides.row + x.offset as usize * pixel;
+                let start = block.image * strides.image + row + group * depth;
+                (source[start..].as_ptr(), strides, [y.step(), x.step()])
+            } else {
+                let strides = correlation.copy(source, block, group * depth, *depth, workspace);
+                (workspace.as_ptr(), strides, [1, 1])
+            };
+            let walk = correlation.walk(strides, *depth, read_step);
+            let row_step = y.read_stride() * strides.row * read_step[0];
+            let weights = &packed[group * panels * walk.panel..];
+            let mut panel = 0;
+            while panel < panels {
+                let wide = WIDE != NARROW && panel + 1 < panels;
+                let weights = weights[panel * walk.panel..].as_ptr();
+                let channel = group * targets + panel * PANEL;
+                let channels = (targets - panel * PANEL).min(if wide { 2 * PANEL } else { PANEL });
+                for image in 0..block.images {
+                    for row in 0..block.rows {
+                        let target_row = y.place + y.spacing * (block.row + row);
+                        let line = ((block.image + image) * target_size[0] + target_row) * target_size[1];
+                        for (first, count) in spread(x.targets, PIXELS) {
+                            let place = line + x.place + x.spacing * first;
+                            let written = Written {
+                                finish,
+                                accumulation,
+                                channel,
+                                channels,
+                                pixel: x.spacing * target_channels,
+                            };
+                            // SAFETY: the assertions above compared the lengths with the shapes that bound the loops;
+                            // a copied block is as long as its strides say, or `copy` would have panicked.
+                            unsafe {
+                                let source = start.add(image * strides.image + row * row_step + first * walk.pixel);
+                                let target = target.as_mut_ptr().add(place * target_channels + channel);
+                                if wide {
+                                    with_constant!(count, R, {
+                                        let sums = walk.sums::<S, WIDE, R>(source, weights);
+                                        written.write::<S, WIDE, R>(sums, target);
+                                    });
+                                } else {
+                                    with_constant!(count, R, {
+                                        let sums = walk.sums::<S, NARROW, R>(source, weights);
+                                        written.write::<S, NARROW, R>(sums, target);
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+                panel += if wide { 2 } else { 1 };
+            }
+        }
+    }
+}
+
+/// A phase that no tap reaches: its sums are zero.
+pub(super) fn without_taps(correlation: &Correlation, finish: Finish<'_>, accumulation: Accumulation, target: &mut [f32]) {
+    let Correlation { batch, groups, targets, y, x, target_size: [height, width], .. } = correlation;
+    let channels = groups * targets;
+    for image in 0..*batch {
+        for row in 0..y.targets {
+            for column in 0..x.targets {
+                let line = (image * height + y.place + y.spacing * row) * width;
+                let pixel = &mut target[(line + x.place + x.spacing * column) * channels..][..channels];
+                finish.write(accumulation, 0, |_| 0.0, pixel);
+            }
+        }
+    }
+}
+
+impl Finish<'_> {
+    /// One pixel's channels from `channel` on.
+    #[inline(always)]
+    pub(super) fn write(
+        &self,
+        accumulation: Accumulation,
+        channel: usize,
+        sum: impl Fn(usize) -> f32,
+        target: &mut [f32],
+    ) {
+        for (lane, target) in target.iter_mut().enumerate() {
+            let scale = self.scale.map_or(1.0, |scale| scale[channel + lane]);
+            let shift = self.shift.map_or(0.0, |shift| shift[channel + lane]);
+            let mut value = sum(lane) * scale + shift;
+            if accumulation == Accumulation::Add {
+                value += *target;
+            }
+            *target = if self.relu && value <= 0.0 { 0.0 } else { value };
+        }
+    }
+}
+
+/// Where the sums of a tile go.
+pub(super) struct Written<'a> {
+    pub(super) finish: Finish<'a>,
+    pub(super) accumulation: Accumulation,
+    /// The first channel, and how many from there exist.
+    pub(super) channel: usize,
+    pub(super) channels: usize,
+    /// Distance of neighbouring pixels.
+    pub(super) pixel: usize,
+}
+
+impl Written<'_> {
+    /// Writes the sums of a tile.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the channels.
+    #[inline(always)]
+    pub(super) unsafe fn write<S: Lanes, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
+        let Written { finish: Finish { scale, shift, relu }, accumulation, channel, channels, pixel } = self;
+        for v in 0..V {
+            let first = v * S::LANES;
+            if first >= *channels {
+                break;
+            }
+            // SAFETY: the caller's promise; a vector that is not whole goes through a line of its own.
+            unsafe {
+                if first + S::LANES > *channels {
+                    for r in 0..R {
+                        let mut line = [0.0; PANEL];
+                        sums[r][v].store(line.as_mut_ptr());
+                        let target = target.add(r * pixel + first);
+                        let target = std::slice::from_raw_parts_mut(target, channels - first);
+                        self.finish.write(*accumulation, channel + first, |lane| line[lane], target);
+                    }
+                    continue;
+                }
+                let scale = scale.map(|scale| S::load(scale.as_ptr().add(channel + first)));
+                let shift = shift.map(|shift| S::load(shift.as_ptr().add(channel + first)));
+                for r in 0..R {
+                    let target = target.add(r * pixel + first);
+                    let mut value = sums[r][v];
+                    match (scale, shift) {
+                        (None, None) => (),
+                        (None, Some(shift)) => value = value.add(shift),
+                        (Some(scale), shift) => value = value.mul_add(scale, shift.unwrap_or(S::splat(0.0))),
+                    }
+                    if *accumulation == Accumulation::Add {
+                        value = value.add(S::load(target));
+                    }
+                    if *relu {
+                        value = value.relu();
+                    }
+                    value.store(target);
+                }
+            }
+        }
+    }
+}
+

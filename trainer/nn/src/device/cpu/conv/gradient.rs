@@ -1,0 +1,256 @@
+//! The gradients of weights and bias: `dw[t][c][o] = Σ x[stride·j + dilation·t − padding][c] · dy[j][o]` over all pixels
+//! `j` of all images, and `db[o] = Σ dy[j][o]`.
+//!
+//! A tile of up to 14 neighbouring (tap column, input channel) × 32 output channels stays in registers over all pixels
+//! of a block; the block's `dy` for these channels is copied together and stays in the first-level cache.
+
+#![allow(unsafe_code, reason = "vector loads through pointers")]
+
+use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
+use super::lanes::Lanes;
+use super::pack::{self, Order};
+use super::tile::{PANEL, spread, vector, with_constant};
+use crate::device::Accumulation;
+
+/// Pixels of a block, unless one row has more.
+const BLOCK_PIXELS: usize = 192;
+/// Panels that a tile covers at most.
+const PANELS: usize = 2;
+
+pub(super) struct Job<'a> {
+    /// Forward's.
+    pub(super) correlation: &'a Correlation,
+    pub(super) order: Order,
+    pub(super) input: &'a [f32],
+    pub(super) output_gradient: &'a [f32],
+    pub(super) accumulation: Accumulation,
+    pub(super) weight_gradient: &'a mut [f32],
+    pub(super) bias_gradient: Option<&'a mut [f32]>,
+    pub(super) workspace: &'a mut [f32],
+}
+
+/// Input channels of a group that a block takes together, in units of 16, so that the block has enough pixels.
+fn channels_of_block(correlation: &Correlation) -> usize {
+    let Correlation { batch, depth, y, x, .. } = correlation;
+    let targets = y.targets * x.targets;
+    let read = y.read_by(y.targets) * x.read_by(x.targets);
+    let pixels = BLOCK_PIXELS.min(batch * targets) * read / targets;
+    let most = (BLOCK_ELEMENTS / pixels.max(1) / PANEL).max(1) * PANEL;
+    if *depth <= most { *depth } else { most }
+}
+
+fn blocks(correlation: &Correlation, channels: usize) -> impl Iterator<Item = Block> + use<> {
+    correlation.blocks(channels, limit(correlation, channels))
+}
+
+/// Elements of a block: at most `BLOCK_PIXELS` targets where they fit.
+fn limit(correlation: &Correlation, channels: usize) -> usize {
+    let Correlation { y, x, .. } = correlation;
+    let targets = y.targets * x.targets;
+    let elements = if targets <= BLOCK_PIXELS {
+        BLOCK_PIXELS / targets * correlation.copied(channels, y.targets).image
+    } else {
+        correlation.copied(channels, (BLOCK_PIXELS / x.targets).max(1)).image
+    };
+    elements.min(BLOCK_ELEMENTS)
+}
+
+/// Elements of workspace: sums, a block's output gradient, a block's input.
+pub(super) fn workspace_elements(correlation: &Correlation) -> usize {
+    let channels = channels_of_block(correlation);
+    let pixels = blocks(correlation, channels).map(|block| pixels(correlation, block)).max().unwrap_or(0);
+    correlation.packed_elements()
+        + PANELS * PANEL * pixels
+        + correlation.block_elements(channels, limit(correlation, channels))
+}
+
+fn pixels(correlation: &Correlation, block: Block) -> usize {
+    block.images * block.rows * correlation.x.targets
+}
+
+/// # Safety
+/// The core has the instructions of `S`.
+#[inline(always)]
+pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const TAPS: usize>(job: Job<'_>) {
+    let Job { correlation, order, input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } = job;
+    assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
+    assert!(output_gradient.len() >= correlation.target_elements(), "gradient of the output");
+    let mut bias_gradient = bias_gradient;
+    let Correlation { groups, depth, targets, y, x, .. } = correlation;
+    if let Some(bias) = &mut bias_gradient {
+        assert_eq!(bias.len(), groups * targets, "gradient of the bias");
+        if accumulation == Accumulation::Replace {
+            bias.fill(0.0);
+        }
+    }
+    let (sums, workspace) = workspace.split_at_mut(correlation.packed_elements());
+    let channels = channels_of_block(correlation);
+    let panels = correlation.panels();
+    let panel_elements = correlation.panel_elements();
+    for (index, block) in blocks(correlation, channels).enumerate() {
+        let pixels = pixels(correlation, block);
+        let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels);
+        for group in 0..*groups {
+            for (unit, units) in spread(depth.div_ceil(PANEL), channels.div_ceil(PANEL)) {
+                let channel = unit * PANEL;
+                let channels = (units * PANEL).min(depth - channel);
+                let strides = correlation.copy(input, block, group * depth + channel, channels, copy);
+                let walk = correlation.walk(strides, channels, [1, 1]);
+                // The taps of a row are neighbours among the sums only if a block has all channels.
+                let whole = channels == *depth;
+                let (segments, run) = if whole { (walk.segments, walk.depth) } else { (x.taps, channels) };
+                let mut panel = 0;
+                while panel < panels {
+                    let wide = WIDE != NARROW && panel + 1 < panels;
+                    let together = if wide { 2 } else { 1 };
+                    let first = group * targets + panel * PANEL;
+                    let width = (targets - panel * PANEL).min(together * PANEL);
+                    gather(correlation, output_gradient, block, first, width, gathered);
+                    if let Some(bias) = bias_gradient.as_deref_mut().filter(|_| channel == 0) {
+                        add_pixels(gathered, pixels, &mut bias[first..][..width]);
+                    }
+                    let start = (group * panels + panel) * panel_elements;
+                    let scan = Scan {
+                        images: block.images,
+                        rows: block.rows,
+                        columns: x.targets,
+                        strides,
+                        row: y.read_stride() * strides.row,
+                        pixel: walk.pixel,
+                        gathered_panel: pixels * PANEL,
+                        sums_panel: panel_elements,
+                        fresh: index == 0,
+                    };
+                    for row in 0..walk.rows {
+                        for segment in 0..segments {
+                            for (k, count) in spread(run, TAPS) {
+                                let from = row * walk.row_step + segment * walk.segment_step + k;
+                                let into = start + ((row * x.taps + segment) * depth + channel + k) * PANEL;
+                                // SAFETY: `copy` filled what the strides reach, or would have panicked, `gather` its
+                                // pixels; the sums end with their last panel.
+                                unsafe {
+                                    let source = copy.as_ptr().add(from);
+                                    let sums = sums.as_mut_ptr().add(into);
+                                    if wide {
+                                        with_constant!(count, R, scan.run::<S, WIDE, R>(source, gathered.as_ptr(), sums));
+                                    } else {
+                                        with_constant!(count, R, scan.run::<S, NARROW, R>(source, gathered.as_ptr(), sums));
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    panel += together;
+                }
+            }
+        }
+    }
+    pack::unpack(correlation, order, accumulation, sums, weight_gradient);
+}
+
+/// `[panel][pixel][16]` of channels `first..first + width` of a block, zeros after the last.
+#[inline(always)]
+pub(super) fn gather(
+    correlation: &Correlation,
+    values: &[f32],
+    block: Block,
+    first: usize,
+    width: usize,
+    gathered: &mut [f32],
+) {
+    let all = correlation.groups * correlation.targets;
+    let [height, columns] = correlation.target_size;
+    let pixels = pixels(correlation, block);
+    for (panel, gathered) in gathered.chunks_mut(pixels * PANEL).take(width.div_ceil(PANEL)).enumerate() {
+        let lanes = PANEL.min(width - panel * PANEL);
+        // A block has whole rows: its pixels are neighbours, image after image.
+        for (image, gathered) in gathered.chunks_mut(block.rows * columns * PANEL).enumerate() {
+            let start = ((block.image + image) * height + block.row) * columns;
+            let values = values[start * all + first + panel * PANEL..].chunks(all);
+            let gathered = gathered.chunks_exact_mut(PANEL).zip(values);
+            if lanes == PANEL {
+                gathered.for_each(|(gathered, pixel)| gathered.copy_from_slice(&pixel[..PANEL]));
+            } else {
+                gathered.for_each(|(gathered, pixel)| {
+                    gathered[..lanes].copy_from_slice(&pixel[..lanes]);
+                    gathered[lanes..].fill(0.0);
+                });
+            }
+        }
+    }
+}
+
+/// Adds the sums over gathered pixels to a bias's gradient.
+#[inline(always)]
+pub(super) fn add_pixels(gathered: &[f32], pixels: usize, bias: &mut [f32]) {
+    for (gathered, bias) in gathered.chunks(pixels * PANEL).zip(bias.chunks_mut(PANEL)) {
+        let mut sums = [0.0; PANEL];
+        for pixel in gathered.chunks_exact(PANEL) {
+            for lane in 0..PANEL {
+                sums[lane] += pixel[lane];
+            }
+        }
+        bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
+    }
+}
+
+/// The pixels of a block, and the distances around them.
+struct Scan {
+    images: usize,
+    rows: usize,
+    columns: usize,
+    strides: Strides,
+    /// From what one target row reads to what the next reads.
+    row: usize,
+    pixel: usize,
+    gathered_panel: usize,
+    sums_panel: usize,
+    /// True if the sums replace what was there.
+    fresh: bool,
+}
+
+impl Scan {
+    /// Adds `source[r] · gathered[v]` over all pixels to `R` lines of sums.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`; the distances stay inside the three operands.
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const V: usize, const R: usize>(
+        &self,
+        source: *const f32,
+        gathered: *const f32,
+        target: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat(0.0); V]; R];
+            let mut line = gathered;
+            for image in 0..self.images {
+                for row in 0..self.rows {
+                    let mut source = source.add(image * self.strides.image + row * self.row);
+                    for _ in 0..self.columns {
+                        let mut gradients = [S::splat(0.0); V];
+                        for v in 0..V {
+                            gradients[v] = S::load(line.add(vector::<S>(v, self.gathered_panel)));
+                        }
+                        for r in 0..R {
+                            let value = S::splat(*source.add(r));
+                            for v in 0..V {
+                                sums[r][v] = value.mul_add(gradients[v], sums[r][v]);
+                            }
+                        }
+                        source = source.wrapping_add(self.pixel);
+                        line = line.add(PANEL);
+                    }
+                }
+            }
+            for r in 0..R {
+                for v in 0..V {
+                    let target = target.add(r * PANEL + vector::<S>(v, self.sums_panel));
+                    let sum = if self.fresh { sums[r][v] } else { S::load(target).add(sums[r][v]) };
+                    sum.store(target);
+                }
+            }
+        }
+    }
+}

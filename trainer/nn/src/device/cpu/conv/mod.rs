@@ -1,0 +1,455 @@
+//! Two-dimensional convolutions of f32 images that lie channels last: `[image][row][column][channel]`.
+//!
+//! `y[n][i][j][o] = Σ x[n][s·i + d·k − p][s·j + d·l − p][c] · w[o][c][k][l]` over kernel rows `k`, columns `l` and the
+//! input channels `c` of the group of `o`. Weights lie `[outputs][inputs / groups][kernel rows][kernel columns]`; forward
+//! and the input's gradient read packed copies ([`Convolution::pack_forward`], [`Convolution::pack_backward`]), which
+//! stay good until the weights change.
+//!
+//! Every function runs on one core, allocates nothing and takes its scratch memory from the caller. The bits of a
+//! result depend on the geometry and the instructions only. Images are independent: a batch can be split among cores
+//! by images, each with a geometry of its part; gradients of weights are then summed.
+//!
+//! - `axis`: which positions meet in one direction
+//! - `correlation`: forward and the input's gradient, from blocks of copied rows
+//! - `gradient`: the gradients of weights and bias
+//! - `depthwise`: all three where every channel is its own group
+//! - `tile`, `lanes`, `pack`: register tiles, vectors, the order of weights
+
+#![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
+
+mod axis;
+mod correlation;
+mod depthwise;
+mod gradient;
+mod lanes;
+mod pack;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use crate::device::Accumulation;
+use crate::kernels::Instructions;
+
+use axis::Axis;
+use correlation::Correlation;
+pub use correlation::Finish;
+#[cfg(target_arch = "x86_64")]
+use lanes::{Avx2, Avx512};
+use lanes::Plain;
+use pack::Order;
+
+/// The sizes of a convolution; pairs are rows, then columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Images.
+    pub batch: usize,
+    /// Height and width of the input.
+    pub size: [usize; 2],
+    /// Input channels.
+    pub inputs: usize,
+    /// Output channels.
+    pub outputs: usize,
+    /// Height and width of the kernel.
+    pub kernel: [usize; 2],
+    /// Distance of neighbouring outputs in the input.
+    pub stride: [usize; 2],
+    /// Rows and columns of zeros on each side.
+    pub padding: [usize; 2],
+    /// Distance of neighbouring taps in the input.
+    pub dilation: [usize; 2],
+    /// Groups of channels that do not mix.
+    pub groups: usize,
+}
+
+/// Why a [`Geometry`] is no convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidGeometry {
+    /// A size is 0.
+    #[error("a size of {0:?} is zero")]
+    Zero(Geometry),
+    /// Channels do not divide into the groups.
+    #[error("{inputs} inputs and {outputs} outputs do not divide into {groups} groups")]
+    Groups {
+        /// Input channels.
+        inputs: usize,
+        /// Output channels.
+        outputs: usize,
+        /// Groups.
+        groups: usize,
+    },
+    /// The kernel is larger than the padded input.
+    #[error("a kernel of {kernel} taps, {dilation} apart, exceeds an input of {size} with {padding} zeros on each side")]
+    Kernel {
+        /// Taps along the axis.
+        kernel: usize,
+        /// Their distance.
+        dilation: usize,
+        /// The input's size along the axis.
+        size: usize,
+        /// Zeros on each side.
+        padding: usize,
+    },
+}
+
+/// A checked [`Geometry`], with what follows from it for the kernels.
+#[derive(Debug, Clone)]
+pub struct Convolution {
+    geometry: Geometry,
+    output_size: [usize; 2],
+    depthwise: bool,
+    forward: Correlation,
+    /// One for each phase of the stride.
+    backward: Vec<Correlation>,
+}
+
+/// Operands of `y = finish(w ∗ x)`.
+#[derive(Debug)]
+pub struct Forward<'a> {
+    /// `x`.
+    pub input: &'a [f32],
+    /// From [`Convolution::pack_forward`].
+    pub weights: &'a [f32],
+    /// Applied to every sum: bias, scale and shift, ReLU.
+    pub finish: Finish<'a>,
+    /// With [`Accumulation::Add`], what was in the output is added before the ReLU.
+    pub accumulation: Accumulation,
+    /// `y`.
+    pub output: &'a mut [f32],
+    /// [`Convolution::forward_workspace_elements`] of scratch.
+    pub workspace: &'a mut [f32],
+}
+
+/// Operands of the gradient of the input.
+#[derive(Debug)]
+pub struct BackwardInput<'a> {
+    /// `dy`.
+    pub output_gradient: &'a [f32],
+    /// From [`Convolution::pack_backward`].
+    pub weights: &'a [f32],
+    /// Whether `dx` is replaced or added to.
+    pub accumulation: Accumulation,
+    /// `dx`.
+    pub input_gradient: &'a mut [f32],
+    /// [`Convolution::backward_input_workspace_elements`] of scratch.
+    pub workspace: &'a mut [f32],
+}
+
+/// Operands of the gradients of weights and bias.
+#[derive(Debug)]
+pub struct BackwardWeights<'a> {
+    /// `x`.
+    pub input: &'a [f32],
+    /// `dy`.
+    pub output_gradient: &'a [f32],
+    /// Whether the gradients are replaced or added to.
+    pub accumulation: Accumulation,
+    /// `dw`, in the order of the weights.
+    pub weight_gradient: &'a mut [f32],
+    /// `db`, one for each output channel.
+    pub bias_gradient: Option<&'a mut [f32]>,
+    /// [`Convolution::backward_weights_workspace_elements`] of scratch.
+    pub workspace: &'a mut [f32],
+}
+
+impl Geometry {
+    /// A square kernel on square images, without padding, in one group.
+    pub fn square(batch: usize, size: usize, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Geometry {
+        let (kernel, stride) = ([kernel; 2], [stride; 2]);
+        Geometry {
+            batch,
+            size: [size; 2],
+            inputs,
+            outputs,
+            kernel,
+            stride,
+            padding: [0; 2],
+            dilation: [1; 2],
+            groups: 1,
+        }
+    }
+}
+
+impl Convolution {
+    /// Checks a geometry.
+    ///
+    /// # Errors
+    /// If a size is 0, channels do not divide into groups, or the kernel exceeds the padded input.
+    pub fn new(geometry: Geometry) -> Result<Convolution, InvalidGeometry> {
+        let Geometry { batch, size, inputs, outputs, kernel, stride, padding, dilation, groups } = geometry;
+        let sizes = [size, kernel, stride, dilation].into_iter().flatten().chain([batch, inputs, outputs, groups]);
+        if sizes.min() == Some(0) {
+            return Err(InvalidGeometry::Zero(geometry));
+        }
+        if !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
+            return Err(InvalidGeometry::Groups { inputs, outputs, groups });
+        }
+        let axis = |i: usize| {
+            Axis::forward(size[i], kernel[i], stride[i], padding[i], dilation[i]).ok_or(InvalidGeometry::Kernel {
+                kernel: kernel[i],
+                dilation: dilation[i],
+                size: size[i],
+                padding: padding[i],
+            })
+        };
+        let (y, x) = (axis(0)?, axis(1)?);
+        let output_size = [y.targets, x.targets];
+        let depthwise = groups > 1 && inputs == groups && outputs == groups;
+        // The depthwise kernel takes all channels as one group.
+        let (groups, inputs, outputs) =
+            if depthwise { (1, inputs, outputs) } else { (groups, inputs / groups, outputs / groups) };
+        let forward = Correlation { batch, groups, depth: inputs, targets: outputs, y, x, target_size: output_size };
+        let phase = |y, x| Correlation { batch, groups, depth: outputs, targets: inputs, y, x, target_size: size };
+        let rows = Axis::backward(y);
+        let columns = Axis::backward(x);
+        let phases = rows.into_iter().flat_map(|y| columns.iter().map(move |x| (y, *x)));
+        let backward = phases.map(|(y, x)| phase(y, x).merged()).collect();
+        Ok(Convolution { geometry, output_size, depthwise, forward: forward.merged(), backward })
+    }
+
+    /// The geometry.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Height and width of the output.
+    pub fn output_size(&self) -> [usize; 2] {
+        self.output_size
+    }
+
+    /// Elements of `x`.
+    pub fn input_elements(&self) -> usize {
+        let Geometry { batch, size: [height, width], inputs, .. } = self.geometry;
+        batch * height * width * inputs
+    }
+
+    /// Elements of `y`.
+    pub fn output_elements(&self) -> usize {
+        let [height, width] = self.output_size;
+        self.geometry.batch * height * width * self.geometry.outputs
+    }
+
+    /// Elements of `w`.
+    pub fn weight_elements(&self) -> usize {
+        let Geometry { inputs, outputs, kernel: [rows, columns], groups, .. } = self.geometry;
+        outputs * (inputs / groups) * rows * columns
+    }
+
+    /// Multiply-adds of forward, as many as of each gradient; those with padding are counted.
+    pub fn multiply_adds(&self) -> usize {
+        let Geometry { inputs, kernel: [rows, columns], groups, .. } = self.geometry;
+        self.output_elements() * (inputs / groups) * rows * columns
+    }
+
+    /// Elements of the weights packed for [`forward`].
+    pub fn packed_forward_elements(&self) -> usize {
+        self.packed_elements(&self.forward)
+    }
+
+    /// Elements of the weights packed for [`backward_input`].
+    pub fn packed_backward_elements(&self) -> usize {
+        self.backward.iter().map(|phase| self.packed_elements(phase)).sum()
+    }
+
+    /// Elements of scratch for [`forward`].
+    pub fn forward_workspace_elements(&self) -> usize {
+        self.correlation_workspace_elements(&self.forward)
+    }
+
+    /// Elements of scratch for [`backward_input`].
+    pub fn backward_input_workspace_elements(&self) -> usize {
+        self.backward.iter().map(|phase| self.correlation_workspace_elements(phase)).max().unwrap_or(0)
+    }
+
+    /// Elements of scratch for [`backward_weights`].
+    pub fn backward_weights_workspace_elements(&self) -> usize {
+        if self.depthwise {
+            depthwise::gradient_workspace_elements(&self.forward)
+        } else {
+            gradient::workspace_elements(&self.forward)
+        }
+    }
+
+    /// Packs weights for [`forward`].
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn pack_forward(&self, weights: &[f32], packed: &mut [f32]) {
+        self.pack(&self.forward, self.forward_order(), weights, packed);
+    }
+
+    /// Packs weights for [`backward_input`].
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn pack_backward(&self, weights: &[f32], mut packed: &mut [f32]) {
+        let Order { group, target, source, row } = self.forward_order();
+        let order = Order { group, target: source, source: target, row };
+        for phase in &self.backward {
+            let (part, rest) = packed.split_at_mut(self.packed_elements(phase));
+            if !part.is_empty() {
+                self.pack(phase, order, weights, part);
+            }
+            packed = rest;
+        }
+    }
+
+    fn pack(&self, correlation: &Correlation, order: Order, weights: &[f32], packed: &mut [f32]) {
+        if self.depthwise {
+            let [rows, columns] = self.geometry.kernel;
+            depthwise::pack(correlation, columns, rows * columns, weights, packed);
+        } else {
+            pack::pack(correlation, order, weights, packed);
+        }
+    }
+
+    fn forward_order(&self) -> Order {
+        let [rows, columns] = self.geometry.kernel;
+        let Correlation { depth, targets, .. } = self.forward;
+        let taps = rows * columns;
+        Order { group: targets * depth * taps, target: depth * taps, source: taps, row: columns }
+    }
+
+    fn packed_elements(&self, correlation: &Correlation) -> usize {
+        if self.depthwise { depthwise::packed_elements(correlation) } else { correlation.packed_elements() }
+    }
+
+    fn correlation_workspace_elements(&self, correlation: &Correlation) -> usize {
+        if !self.depthwise {
+            correlation.workspace_elements()
+        } else if correlation.y.taps * correlation.x.taps == 0 {
+            0
+        } else {
+            depthwise::workspace_elements(correlation)
+        }
+    }
+}
+
+/// `y = relu(scale · (w ∗ x) + shift (+ y))`.
+///
+/// # Panics
+/// If an operand is too short, or the core lacks the instructions.
+pub fn forward(instructions: Instructions, convolution: &Convolution, operands: Forward<'_>) {
+    let Forward { input, weights, finish, accumulation, output, workspace } = operands;
+    let correlation = &convolution.forward;
+    let job = correlation::Job { correlation, source: input, packed: weights, finish, accumulation, target: output, workspace };
+    correlate(instructions, convolution.depthwise, job);
+}
+
+/// `dx (+)= wᵀ ∗ dy`.
+///
+/// # Panics
+/// If an operand is too short, or the core lacks the instructions.
+pub fn backward_input(instructions: Instructions, convolution: &Convolution, operands: BackwardInput<'_>) {
+    let BackwardInput { output_gradient, weights: mut packed, accumulation, input_gradient, workspace } = operands;
+    for phase in &convolution.backward {
+        let (part, rest) = packed.split_at(convolution.packed_elements(phase));
+        let job = correlation::Job {
+            correlation: phase,
+            source: output_gradient,
+            packed: part,
+            finish: Finish::default(),
+            accumulation,
+            target: input_gradient,
+            workspace,
+        };
+        correlate(instructions, convolution.depthwise, job);
+        packed = rest;
+    }
+}
+
+/// `dw (+)= x ∗ dy` and `db (+)= Σ dy`.
+///
+/// # Panics
+/// If an operand is too short, or the core lacks the instructions.
+pub fn backward_weights(instructions: Instructions, convolution: &Convolution, operands: BackwardWeights<'_>) {
+    assert!(instructions.available(), "this core has no {instructions:?} instructions");
+    let BackwardWeights { input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } = operands;
+    assert_eq!(weight_gradient.len(), convolution.weight_elements(), "gradient of the weights");
+    let correlation = &convolution.forward;
+    if convolution.depthwise {
+        let job = depthwise::Gradient {
+            correlation,
+            input,
+            output_gradient,
+            accumulation,
+            weight_gradient,
+            bias_gradient,
+            workspace,
+        };
+        // SAFETY: the core has the instructions; the kernel checks its operands.
+        return match instructions {
+            Instructions::Baseline => unsafe { depthwise::run_gradient::<Plain, 2>(job) },
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { depthwise_gradient_avx2(job) },
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { depthwise_gradient_avx512(job) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Instructions::Avx2 | Instructions::Avx512 => unsafe { depthwise::run_gradient::<Plain, 2>(job) },
+        };
+    }
+    let job = gradient::Job {
+        correlation,
+        order: convolution.forward_order(),
+        input,
+        output_gradient,
+        accumulation,
+        weight_gradient,
+        bias_gradient,
+        workspace,
+    };
+    // SAFETY: the core has the instructions; the kernel checks its operands.
+    match instructions {
+        Instructions::Baseline => unsafe { gradient::run::<Plain, 2, 2, 3>(job) },
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => unsafe { gradient_avx2(job) },
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => unsafe { gradient_avx512(job) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Instructions::Avx2 | Instructions::Avx512 => unsafe { gradient::run::<Plain, 2, 2, 3>(job) },
+    }
+}
+
+fn correlate(instructions: Instructions, depthwise: bool, job: correlation::Job<'_>) {
+    assert!(instructions.available(), "this core has no {instructions:?} instructions");
+    // SAFETY: the core has the instructions; the kernels check their operands.
+    match (instructions, depthwise) {
+        (Instructions::Baseline, false) => unsafe { correlation::run::<Plain, 2, 2, 3>(job) },
+        (Instructions::Baseline, true) => unsafe { depthwise::run::<Plain, 2>(job) },
+        #[cfg(target_arch = "x86_64")]
+        (Instructions::Avx2, false) => unsafe { correlation_avx2(job) },
+        #[cfg(target_arch = "x86_64")]
+        (Instructions::Avx2, true) => unsafe { depthwise_avx2(job) },
+        #[cfg(target_arch = "x86_64")]
+        (Instructions::Avx512, false) => unsafe { correlation_avx512(job) },
+        #[cfg(target_arch = "x86_64")]
+        (Instructions::Avx512, true) => unsafe { depthwise_avx512(job) },
+        #[cfg(not(target_arch = "x86_64"))]
+        (Instructions::Avx2 | Instructions::Avx512, false) => unsafe { correlation::run::<Plain, 2, 2, 3>(job) },
+        #[cfg(not(target_arch = "x86_64"))]
+        (Instructions::Avx2 | Instructions::Avx512, true) => unsafe { depthwise::run::<Plain, 2>(job) },
+    }
+}
+
+/// One function for each instruction set: the callee is inlined and compiled for it.
+macro_rules! compiled_for {
+    ($($name:ident: $features:literal, $job:ty => $body:expr;)*) => { $(
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        unsafe fn $name(job: $job) {
+            // SAFETY: the features are those of the lanes.
+            unsafe { $body(job) }
+        }
+    )* };
+}
+
+// Six pixels of two vectors fill twelve of AVX2's 16 registers, fourteen fill 28 of AVX-512's 32.
+compiled_for! {
+    correlation_avx2: "avx2,fma", correlation::Job<'_> => correlation::run::<Avx2, 2, 2, 6>;
+    correlation_avx512: "avx512f,avx2,fma", correlation::Job<'_> => correlation::run::<Avx512, 2, 1, 14>;
+    gradient_avx2: "avx2,fma", gradient::Job<'_> => gradient::run::<Avx2, 2, 2, 6>;
+    gradient_avx512: "avx512f,avx2,fma", gradient::Job<'_> => gradient::run::<Avx512, 2, 1, 14>;
+    depthwise_avx2: "avx2,fma", correlation::Job<'_> => depthwise::run::<Avx2, 2>;
+    depthwise_avx512: "avx512f,avx2,fma", correlation::Job<'_> => depthwise::run::<Avx512, 1>;
+    depthwise_gradient_avx2: "avx2,fma", depthwise::Gradient<'_> => depthwise::run_gradient::<Avx2, 2>;
+    depthwise_gradient_avx512: "avx512f,avx2,fma", depthwise::Gradient<'_> => depthwise::run_gradient::<Avx512, 1>;
+}
