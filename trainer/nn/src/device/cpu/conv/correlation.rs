@@ -9,7 +9,7 @@
 
 use super::axis::Axis;
 use super::lanes::Lanes;
-use super::tile::{PANEL, Walk, spread, with_constant};
+use super::tile::{PANEL, Walk, spread, unrolled, with_constant};
 use crate::device::Accumulation;
 
 /// Elements of a block of copied rows: they share the second-level cache with a panel of weights.
@@ -317,6 +317,29 @@ pub(super) fn without_taps(correlation: &Correlation, finish: Finish<'_>, accumu
 }
 
 impl Finish<'_> {
+    fn is_none(&self) -> bool {
+        let Finish { scale, shift, relu } = self;
+        scale.is_none() && shift.is_none() && !relu
+    }
+
+    /// A vector of sums from `channel` on; `add` comes before the ReLU.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`; factors and addends hold the channels.
+    #[inline(always)]
+    unsafe fn apply<S: Lanes>(&self, channel: usize, sums: S, add: impl Fn(S) -> S) -> S {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let shift = self.shift.map_or(S::splat(0.0), |shift| S::load(shift[channel..].as_ptr()));
+            let value = match self.scale {
+                None => sums.add(shift),
+                Some(scale) => sums.mul_add(S::load(scale[channel..].as_ptr()), shift),
+            };
+            let value = add(value);
+            if self.relu { value.relu() } else { value }
+        }
+    }
+
     /// One pixel's channels from `channel` on.
     #[inline(always)]
     pub(super) fn write(
@@ -356,44 +379,30 @@ impl Written<'_> {
     /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the channels.
     #[inline(always)]
     pub(super) unsafe fn write<S: Lanes, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
-        let Written { finish: Finish { scale, shift, relu }, accumulation, channel, channels, pixel } = self;
-        for v in 0..V {
-            let first = v * S::LANES;
-            if first >= *channels {
-                break;
+        let Written { finish, accumulation, channel, channels, pixel } = self;
+        let plain = finish.is_none() && *accumulation == Accumulation::Replace;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if plain && *channels == V * S::LANES {
+                unrolled::<R>(|r| (0..V).for_each(|v| sums[r][v].store(target.add(r * pixel + v * S::LANES))));
+                return;
             }
-            // SAFETY: the caller's promise; a vector that is not whole goes through a line of its own.
-            unsafe {
-                if first + S::LANES > *channels {
-                    for r in 0..R {
-                        let mut line = [0.0; PANEL];
-                        sums[r][v].store(line.as_mut_ptr());
-                        let target = target.add(r * pixel + first);
-                        let target = std::slice::from_raw_parts_mut(target, channels - first);
-                        self.finish.write(*accumulation, channel + first, |lane| line[lane], target);
-                    }
-                    continue;
+            let mut lines = [[0.0; 2 * PANEL]; R];
+            unrolled::<R>(|r| (0..V).for_each(|v| sums[r][v].store(lines[r].as_mut_ptr().add(v * S::LANES))));
+            for (r, line) in lines.iter().enumerate() {
+                let target = target.add(r * pixel);
+                let mut first = 0;
+                while first + S::LANES <= *channels {
+                    let value = finish.apply(*channel + first, S::load(line.as_ptr().add(first)), |value| match accumulation {
+                        Accumulation::Replace => value,
+                        Accumulation::Add => value.add(S::load(target.add(first))),
+                    });
+                    value.store(target.add(first));
+                    first += S::LANES;
                 }
-                let scale = scale.map(|scale| S::load(scale.as_ptr().add(channel + first)));
-                let shift = shift.map(|shift| S::load(shift.as_ptr().add(channel + first)));
-                for r in 0..R {
-                    let target = target.add(r * pixel + first);
-                    let mut value = sums[r][v];
-                    match (scale, shift) {
-                        (None, None) => (),
-                        (None, Some(shift)) => value = value.add(shift),
-                        (Some(scale), shift) => value = value.mul_add(scale, shift.unwrap_or(S::splat(0.0))),
-                    }
-                    if *accumulation == Accumulation::Add {
-                        value = value.add(S::load(target));
-                    }
-                    if *relu {
-                        value = value.relu();
-                    }
-                    value.store(target);
-                }
+                let target = std::slice::from_raw_parts_mut(target.add(first), channels - first);
+                finish.write(*accumulation, channel + first, |lane| line[first + lane], target);
             }
         }
     }
 }
-

@@ -9,7 +9,7 @@
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
 use super::lanes::Lanes;
 use super::pack::{self, Order};
-use super::tile::{PANEL, spread, vector, with_constant};
+use super::tile::{PANEL, spread, unrolled, vector, with_constant};
 use crate::device::Accumulation;
 
 /// Pixels of a block, unless one row has more.
@@ -233,23 +233,22 @@ impl Scan {
                         for v in 0..V {
                             gradients[v] = S::load(line.add(vector::<S>(v, self.gathered_panel)));
                         }
-                        for r in 0..R {
+                        unrolled::<R>(|r| {
                             let value = S::splat(*source.add(r));
                             for v in 0..V {
                                 sums[r][v] = value.mul_add(gradients[v], sums[r][v]);
                             }
-                        }
+                        });
                         source = source.wrapping_add(self.pixel);
                         line = line.add(PANEL);
                     }
                 }
             }
-            for r in 0..R {
-                for v in 0..V {
-                    let target = target.add(r * PANEL + vector::<S>(v, self.sums_panel));
-                    let sum = if self.fresh { sums[r][v] } else { S::load(target).add(sums[r][v]) };
-                    sum.store(target);
-                }
+            let line = |r: usize, v: usize| target.add(r * PANEL + vector::<S>(v, self.sums_panel));
+            if self.fresh {
+                unrolled::<R>(|r| (0..V).for_each(|v| sums[r][v].store(line(r, v))));
+            } else {
+                unrolled::<R>(|r| (0..V).for_each(|v| S::load(line(r, v)).add(sums[r][v]).store(line(r, v))));
             }
         }
     }

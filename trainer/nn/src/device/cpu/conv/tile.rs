@@ -31,6 +31,16 @@ macro_rules! with_constant {
 }
 pub(super) use with_constant;
 
+/// Calls with 0 to `R` − 1. Unlike a loop, it is always unrolled, so that arrays indexed by it stay in registers.
+#[inline(always)]
+pub(super) fn unrolled<const R: usize>(mut body: impl FnMut(usize)) {
+    macro_rules! calls {
+        ($($r:literal)*) => { $( if $r < R { body($r); } )* };
+    }
+    const { assert!(R <= 14) };
+    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+}
+
 /// Offset of vector `v` in panels `panel` elements apart.
 #[inline(always)]
 pub(super) fn vector<S: Lanes>(v: usize, panel: usize) -> usize {
@@ -78,12 +88,12 @@ impl Walk {
                         for v in 0..V {
                             factors[v] = S::load(line.add(vector::<S>(v, panel)));
                         }
-                        for r in 0..R {
+                        unrolled::<R>(|r| {
                             let value = S::splat(*starts[r / 5].add(r % 5 * pixel + k));
                             for v in 0..V {
                                 sums[r][v] = value.mul_add(factors[v], sums[r][v]);
                             }
-                        }
+                        });
                         line = line.add(PANEL);
                     }
                 }
