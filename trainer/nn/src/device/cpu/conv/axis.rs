@@ -5,6 +5,8 @@
 //! `q + padding − k·dilation` divisible by the stride, from the last to the first, and step through the output's
 //! gradient one by one (Dumoulin and Visin 2016, §4.5, without the zeros in between).
 
+use std::ops::Range;
+
 /// Positions along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Axis {
@@ -96,10 +98,30 @@ impl Axis {
         self.offset >= 0 && last < self.size as isize
     }
 
+    /// Taps of a target that do not lie outside.
+    pub(super) fn taps_inside(&self, target: usize) -> Range<usize> {
+        let first = self.offset + (target * self.stride) as isize;
+        inside(first, self.dilation, self.size, 0..self.taps)
+    }
+
+    /// Those of some targets for which a tap does not lie outside.
+    pub(super) fn targets_inside(&self, tap: usize, targets: Range<usize>) -> Range<usize> {
+        let first = self.offset + (tap * self.dilation) as isize;
+        inside(first, self.stride, self.size, targets)
+    }
+
     /// The kernel position of a tap.
     pub(super) fn kernel(&self, tap: usize) -> usize {
         self.kernel_first.wrapping_add_signed(self.kernel_step * tap as isize)
     }
+}
+
+/// Those of `all` with `first + step · index` in `0..size`.
+fn inside(first: isize, step: usize, size: usize, all: Range<usize>) -> Range<usize> {
+    let least = |bound: isize| (bound - first).max(0) as usize;
+    let (start, end) = (least(0).div_ceil(step), least(size as isize).div_ceil(step));
+    let start = start.clamp(all.start, all.end);
+    start..end.clamp(start, all.end)
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

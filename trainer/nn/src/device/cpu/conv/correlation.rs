@@ -9,7 +9,7 @@
 
 use super::axis::Axis;
 use super::lanes::Lanes;
-use super::tile::{PANEL, Walk, spread, unrolled, with_constant};
+use super::tile::{self, PANEL, Walk, spread, unrolled, with_constant};
 use crate::device::Accumulation;
 
 /// Elements of a block of copied rows: they share the second-level cache with a panel of weights.
@@ -155,13 +155,31 @@ impl Correlation {
         images * self.copied(depth, rows).image
     }
 
-    pub(super) fn workspace_elements(&self) -> usize {
-        if self.y.taps * self.x.taps == 0 || self.in_place() { 0 } else { self.block_elements(self.depth, BLOCK_ELEMENTS) }
+    /// Elements of a block. If reading all weights again is cheap, the block's targets share the cache too: they leave
+    /// it in whole lines though their panels are written one after another.
+    fn limit(&self) -> usize {
+        let kept = self.depth * self.y.read_stride() * self.x.read_stride();
+        if self.packed_elements() > BLOCK_ELEMENTS { BLOCK_ELEMENTS } else { BLOCK_ELEMENTS * kept / (kept + self.targets) }
     }
 
-    /// Copies channels `channel..channel + depth` of what a block reads, with zeros where nothing is.
+    pub(super) fn workspace_elements(&self) -> usize {
+        if self.y.taps * self.x.taps == 0 || self.in_place() { 0 } else { self.block_elements(self.depth, self.limit()) }
+    }
+
+    /// Copies channels `channel..channel + depth` of what a block reads, with zeros left and right where nothing is. Rows
+    /// above and below stay as they are: no tap reads them.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`.
     #[inline(always)]
-    pub(super) fn copy(&self, source: &[f32], block: Block, channel: usize, depth: usize, copy: &mut [f32]) -> Strides {
+    pub(super) unsafe fn copy<S: Lanes>(
+        &self,
+        source: &[f32],
+        block: Block,
+        channel: usize,
+        depth: usize,
+        copy: &mut [f32],
+    ) -> Strides {
         let Correlation { y, x, .. } = self;
         let channels = self.groups * self.depth;
         let strides = self.copied(depth, block.rows);
@@ -177,20 +195,28 @@ impl Correlation {
             for row in 0..y.read_by(block.rows) {
                 let line = &mut copy[image * strides.image + row * strides.row..][..strides.row];
                 let from = y.offset + (block.row * y.stride + row * y.step()) as isize;
-                if !(0..y.size as isize).contains(&from) || left == right {
-                    line.fill(0.0);
+                if !(0..y.size as isize).contains(&from) {
                     continue;
                 }
                 line[..left * strides.pixel].fill(0.0);
                 line[right * strides.pixel..].fill(0.0);
                 let line = &mut line[left * strides.pixel..right * strides.pixel];
+                if line.is_empty() {
+                    continue;
+                }
                 let from = (((block.image + image) * y.size + from as usize) * x.size + first) * channels + channel;
-                if strides.pixel == channels && step == 1 {
-                    line.copy_from_slice(&source[from..][..line.len()]);
-                } else {
-                    let source = source[from..].chunks(x.step() * channels);
-                    for (copied, pixel) in line.chunks_exact_mut(strides.pixel).zip(source) {
-                        copied[..depth].copy_from_slice(&pixel[..depth]);
+                let source = &source[from..];
+                let pixels = right - left;
+                assert!(source.len() >= (pixels - 1) * x.step() * channels + depth, "{pixels} pixels from {from}");
+                // SAFETY: the line holds whole pixels of at least `depth` channels; the source was just measured.
+                unsafe {
+                    if strides.pixel == channels && x.step() == 1 {
+                        tile::copy::<S>(source.as_ptr(), line.as_mut_ptr(), pixels * depth);
+                        continue;
+                    }
+                    for pixel in 0..pixels {
+                        let source = source.as_ptr().add(pixel * x.step() * channels);
+                        tile::copy::<S>(source, line.as_mut_ptr().add(pixel * strides.pixel), depth);
                     }
                 }
             }
@@ -221,7 +247,8 @@ fn collides(step: usize) -> bool {
     step.is_multiple_of(256)
 }
 
-/// All blocks: `WIDE` vectors hold two panels if registers allow, `NARROW` hold one; tiles have at most `ROWS` pixels.
+/// All blocks: `WIDE` vectors hold two panels if registers allow, `NARROW` hold one; tiles of `WIDE` vectors have at most
+/// `PIXELS` pixels.
 ///
 /// # Safety
 /// The core has the instructions of `S`.
@@ -239,9 +266,11 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
         return without_taps(correlation, finish, accumulation, target);
     }
     let panels = correlation.panels();
+    // One panel leaves registers for twice the pixels.
+    let most = if WIDE == NARROW { PIXELS } else { 2 * PIXELS };
     let in_place = correlation.in_place();
     let target_channels = groups * targets;
-    for block in correlation.blocks(*depth, BLOCK_ELEMENTS) {
+    for block in correlation.blocks(*depth, correlation.limit()) {
         for group in 0..*groups {
             let (start, strides, read_step) = if in_place {
                 let pixel = groups * depth;
@@ -250,7 +279,8 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                 let start = block.image * strides.image + row + group * depth;
                 (source[start..].as_ptr(), strides, [y.step(), x.step()])
             } else {
-                let strides = correlation.copy(source, block, group * depth, *depth, workspace);
+                // SAFETY: the caller's promise.
+                let strides = unsafe { correlation.copy::<S>(source, block, group * depth, *depth, workspace) };
                 (workspace.as_ptr(), strides, [1, 1])
             };
             let walk = correlation.walk(strides, *depth, read_step);
@@ -259,14 +289,18 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
             let mut panel = 0;
             while panel < panels {
                 let wide = WIDE != NARROW && panel + 1 < panels;
-                let weights = weights[panel * walk.panel..].as_ptr();
+                let weights = &weights[panel * walk.panel..];
                 let channel = group * targets + panel * PANEL;
                 let channels = (targets - panel * PANEL).min(if wide { 2 * PANEL } else { PANEL });
                 for image in 0..block.images {
                     for row in 0..block.rows {
                         let target_row = y.place + y.spacing * (block.row + row);
                         let line = ((block.image + image) * target_size[0] + target_row) * target_size[1];
-                        for (first, count) in spread(x.targets, PIXELS) {
+                        let taps = y.taps_inside(block.row + row);
+                        let above = taps.start * walk.row_step;
+                        let weights = weights[taps.start * x.taps * depth * PANEL..].as_ptr();
+                        let walk = Walk { rows: taps.len(), ..walk };
+                        for (first, count) in spread(x.targets, if wide { PIXELS } else { most }) {
                             let place = line + x.place + x.spacing * first;
                             let written = Written {
                                 finish,
@@ -278,15 +312,15 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                             // SAFETY: the assertions above compared the lengths with the shapes that bound the loops;
                             // a copied block is as long as its strides say, or `copy` would have panicked.
                             unsafe {
-                                let source = start.add(image * strides.image + row * row_step + first * walk.pixel);
+                                let source = start.add(image * strides.image + row * row_step + above + first * walk.pixel);
                                 let target = target.as_mut_ptr().add(place * target_channels + channel);
                                 if wide {
-                                    with_constant!(count, R, {
+                                    with_constant!(count, 14, R, {
                                         let sums = walk.sums::<S, WIDE, R>(source, weights);
                                         written.write::<S, WIDE, R>(sums, target);
                                     });
                                 } else {
-                                    with_constant!(count, R, {
+                                    with_constant!(count, 28, R, {
                                         let sums = walk.sums::<S, NARROW, R>(source, weights);
                                         written.write::<S, NARROW, R>(sums, target);
                                     });

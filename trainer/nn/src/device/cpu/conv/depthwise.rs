@@ -72,7 +72,8 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: super::correlation::Job<
     }
     assert!(workspace.len() >= workspace_elements(correlation), "{} elements of workspace", workspace.len());
     for block in correlation.blocks(*channels, BLOCK_ELEMENTS) {
-        let strides = correlation.copy(source, block, 0, *channels, workspace);
+        // SAFETY: the caller's promise.
+        let strides = unsafe { correlation.copy::<S>(source, block, 0, *channels, workspace) };
         let row_step = y.read_dilation() * strides.row;
         let tap_step = x.read_dilation() * strides.pixel;
         let pixel = x.read_stride() * strides.pixel;
@@ -97,9 +98,9 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: super::correlation::Job<
                         unsafe {
                             let source = workspace.as_ptr().add(from);
                             let target = target.as_mut_ptr().add(into);
-                            with_constant!(count, R, {
+                            with_constant!(count, 14, R, {
                                 let mut sums = [[S::splat(0.0); V]; R];
-                                for tap_row in 0..y.taps {
+                                for tap_row in y.taps_inside(block.row + row) {
                                     for tap in 0..x.taps {
                                         let source = source.add(tap_row * row_step + tap * tap_step);
                                         let factors = weights.as_ptr().add((tap_row * x.taps + tap) * PANEL);
@@ -155,7 +156,8 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
     for block in correlation.blocks(*channels, BLOCK_ELEMENTS) {
         let pixels = block.images * block.rows * x.targets;
         let (gathered, copy) = workspace.split_at_mut(pixels * PANEL);
-        let strides = correlation.copy(input, block, 0, *channels, copy);
+        // SAFETY: the caller's promise.
+        let strides = unsafe { correlation.copy::<S>(input, block, 0, *channels, copy) };
         let pixel = x.read_stride() * strides.pixel;
         let tap_step = x.read_dilation() * strides.pixel;
         for panel in 0..correlation.panels() {
@@ -166,6 +168,8 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
                 add_pixels(gathered, pixels, &mut bias[channel..][..width]);
             }
             for tap_row in 0..y.taps {
+                let rows = y.targets_inside(tap_row, block.row..block.row + block.rows);
+                let rows = rows.start - block.row..rows.end - block.row;
                 for (tap, count) in spread(x.taps, TAPS) {
                     let from = tap_row * y.read_dilation() * strides.row + tap * tap_step + channel;
                     let into = ((panel * y.taps + tap_row) * x.taps + tap) * PANEL;
@@ -173,11 +177,12 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
                     unsafe {
                         let source = copy.as_ptr().add(from);
                         let target = sums.as_mut_ptr().add(into);
-                        with_constant!(count, R, {
+                        with_constant!(count, 14, R, {
                             let mut sums = [[S::splat(0.0); V]; R];
-                            let mut line = gathered.as_ptr();
                             for image in 0..block.images {
-                                for row in 0..block.rows {
+                                let above = (image * block.rows + rows.start) * x.targets;
+                                let mut line = gathered.as_ptr().add(above * PANEL);
+                                for row in rows.clone() {
                                     let start = image * strides.image + row * y.read_stride() * strides.row;
                                     let mut source = source.add(start);
                                     for _ in 0..x.targets {

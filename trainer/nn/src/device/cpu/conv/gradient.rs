@@ -85,6 +85,8 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
     }
     let (sums, workspace) = workspace.split_at_mut(correlation.packed_elements());
     let channels = channels_of_block(correlation);
+    // One panel leaves registers for twice the taps.
+    let most = if WIDE == NARROW { TAPS } else { 2 * TAPS };
     let panels = correlation.panels();
     let panel_elements = correlation.panel_elements();
     for (index, block) in blocks(correlation, channels).enumerate() {
@@ -94,7 +96,9 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
             for (unit, units) in spread(depth.div_ceil(PANEL), channels.div_ceil(PANEL)) {
                 let channel = unit * PANEL;
                 let channels = (units * PANEL).min(depth - channel);
-                let strides = correlation.copy(input, block, group * depth + channel, channels, copy);
+                let from = group * depth + channel;
+                // SAFETY: the caller's promise.
+                let strides = unsafe { correlation.copy::<S>(input, block, from, channels, copy) };
                 let walk = correlation.walk(strides, channels, [1, 1]);
                 // The taps of a row are neighbours among the sums only if a block has all channels.
                 let whole = channels == *depth;
@@ -117,14 +121,19 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                         strides,
                         row: y.read_stride() * strides.row,
                         pixel: walk.pixel,
+                        gathered_image: block.rows * x.targets * PANEL,
                         gathered_panel: pixels * PANEL,
                         sums_panel: panel_elements,
                         fresh: index == 0,
                     };
                     for row in 0..walk.rows {
+                        let rows = y.targets_inside(row, block.row..block.row + block.rows);
+                        let above = rows.start - block.row;
+                        let scan = Scan { rows: rows.len(), ..scan };
                         for segment in 0..segments {
-                            for (k, count) in spread(run, TAPS) {
-                                let from = row * walk.row_step + segment * walk.segment_step + k;
+                            for (k, count) in spread(run, if wide { TAPS } else { most }) {
+                                let from = above * scan.row + row * walk.row_step + segment * walk.segment_step + k;
+                                let gathered = &gathered[above * x.targets * PANEL..];
                                 let into = start + ((row * x.taps + segment) * depth + channel + k) * PANEL;
                                 // SAFETY: `copy` filled what the strides reach, or would have panicked, `gather` its
                                 // pixels; the sums end with their last panel.
@@ -132,9 +141,9 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                                     let source = copy.as_ptr().add(from);
                                     let sums = sums.as_mut_ptr().add(into);
                                     if wide {
-                                        with_constant!(count, R, scan.run::<S, WIDE, R>(source, gathered.as_ptr(), sums));
+                                        with_constant!(count, 14, R, scan.run::<S, WIDE, R>(source, gathered.as_ptr(), sums));
                                     } else {
-                                        with_constant!(count, R, scan.run::<S, NARROW, R>(source, gathered.as_ptr(), sums));
+                                        with_constant!(count, 28, R, scan.run::<S, NARROW, R>(source, gathered.as_ptr(), sums));
                                     }
                                 }
                             }
@@ -195,6 +204,7 @@ pub(super) fn add_pixels(gathered: &[f32], pixels: usize, bias: &mut [f32]) {
 }
 
 /// The pixels of a block, and the distances around them.
+#[derive(Clone, Copy)]
 struct Scan {
     images: usize,
     rows: usize,
@@ -203,6 +213,7 @@ struct Scan {
     /// From what one target row reads to what the next reads.
     row: usize,
     pixel: usize,
+    gathered_image: usize,
     gathered_panel: usize,
     sums_panel: usize,
     /// True if the sums replace what was there.
@@ -224,8 +235,8 @@ impl Scan {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
-            let mut line = gathered;
             for image in 0..self.images {
+                let mut line = gathered.add(image * self.gathered_image);
                 for row in 0..self.rows {
                     let mut source = source.add(image * self.strides.image + row * self.row);
                     for _ in 0..self.columns {
