@@ -116,12 +116,12 @@ impl Axis {
     }
 }
 
-/// Those of `all` with `first + step · index` in `0..size`.
+/// Those of `all` with `first + step · index` in `0..size`; if there are none, an empty range at the start.
 fn inside(first: isize, step: usize, size: usize, all: Range<usize>) -> Range<usize> {
     let least = |bound: isize| (bound - first).max(0) as usize;
     let (start, end) = (least(0).div_ceil(step), least(size as isize).div_ceil(step));
-    let start = start.clamp(all.start, all.end);
-    start..end.clamp(start, all.end)
+    let (start, end) = (start.max(all.start), end.min(all.end));
+    if start < end { start..end } else { all.start..all.start }
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

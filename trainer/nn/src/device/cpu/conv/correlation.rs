@@ -7,9 +7,11 @@
 
 #![allow(unsafe_code, reason = "vector loads through pointers, and functions compiled for detected instructions")]
 
+use std::ops::Range;
+
 use super::axis::Axis;
 use super::lanes::Lanes;
-use super::tile::{self, PANEL, Walk, spread, unrolled, with_constant};
+use super::tile::{self, Ahead, PANEL, Walk, spread, unrolled, with_constant};
 use crate::device::Accumulation;
 
 /// Elements of a block of copied rows: they share the second-level cache with a panel of weights.
@@ -166,6 +168,18 @@ impl Correlation {
         if self.y.taps * self.x.taps == 0 || self.in_place() { 0 } else { self.block_elements(self.depth, self.limit()) }
     }
 
+    /// The source rows that a block reads, from its first image to its last.
+    pub(super) fn rows_read(&self, block: Block) -> Range<usize> {
+        let Axis { size, offset, stride, dilation, taps, .. } = self.y;
+        let row = |row: isize| row.clamp(0, size as isize) as usize;
+        let first = offset + (block.row * stride) as isize;
+        let last = first + ((block.rows - 1) * stride + (taps - 1) * dilation) as isize;
+        let elements = self.x.size * self.groups * self.depth;
+        let last_image = block.image + block.images - 1;
+        let start = (block.image * size + row(first)) * elements;
+        start..((last_image * size + row(last + 1)) * elements).max(start)
+    }
+
     /// Copies channels `channel..channel + depth` of what a block reads, with zeros left and right where nothing is. Rows
     /// above and below stay as they are: no tap reads them.
     ///
@@ -266,11 +280,16 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
         return without_taps(correlation, finish, accumulation, target);
     }
     let panels = correlation.panels();
-    // One panel leaves registers for twice the pixels.
-    let most = if WIDE == NARROW { PIXELS } else { 2 * PIXELS };
+    // One panel leaves registers for more pixels.
+    let most = if WIDE == NARROW { PIXELS } else { PIXELS + 2 };
     let in_place = correlation.in_place();
+    // Leaving out a zero column of a short row is worth more than walking its taps as one run.
+    let skips = x.targets <= 16 && *depth >= 2 * PANEL;
     let target_channels = groups * targets;
-    for block in correlation.blocks(*depth, correlation.limit()) {
+    let mut blocks = correlation.blocks(*depth, correlation.limit()).peekable();
+    while let Some(block) = blocks.next() {
+        let next = blocks.peek().map_or(&[][..], |next| &source[correlation.rows_read(*next)]);
+        let mut ahead = Ahead::new(next, block.images * block.rows * x.targets.div_ceil(if panels > 1 { PIXELS } else { most }));
         for group in 0..*groups {
             let (start, strides, read_step) = if in_place {
                 let pixel = groups * depth;
@@ -300,6 +319,7 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                         let above = taps.start * walk.row_step;
                         let weights = weights[taps.start * x.taps * depth * PANEL..].as_ptr();
                         let walk = Walk { rows: taps.len(), ..walk };
+                        let edges = Walk { segments: x.taps, depth: *depth, ..walk };
                         for (first, count) in spread(x.targets, if wide { PIXELS } else { most }) {
                             let place = line + x.place + x.spacing * first;
                             let written = Written {
@@ -314,13 +334,26 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                             unsafe {
                                 let source = start.add(image * strides.image + row * row_step + above + first * walk.pixel);
                                 let target = target.as_mut_ptr().add(place * target_channels + channel);
+                                ahead.fetch::<S>();
+                                for r in 0..count {
+                                    S::prefetch_to_write(target.add(r * written.pixel));
+                                    if wide {
+                                        S::prefetch_to_write(target.add(r * written.pixel + PANEL));
+                                    }
+                                }
                                 if wide {
+                                    let (left, right) = (x.taps_inside(first), x.taps_inside(first + count - 1));
+                                    let whole = left.start == 0 && right.end == x.taps;
                                     with_constant!(count, 14, R, {
-                                        let sums = walk.sums::<S, WIDE, R>(source, weights);
+                                        let sums = if whole || !skips {
+                                            walk.sums::<S, WIDE, R>(source, weights)
+                                        } else {
+                                            edges.sums_at_edges::<S, WIDE, R>(source, weights, left, right)
+                                        };
                                         written.write::<S, WIDE, R>(sums, target);
                                     });
                                 } else {
-                                    with_constant!(count, 28, R, {
+                                    with_constant!(count, 16, R, {
                                         let sums = walk.sums::<S, NARROW, R>(source, weights);
                                         written.write::<S, NARROW, R>(sums, target);
                                     });

@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
 use super::correlation::{BLOCK_ELEMENTS, Correlation, Written};
-use super::gradient::{add_pixels, gather};
+use super::gradient::{Lines, gather};
 use super::lanes::Lanes;
 use super::tile::{PANEL, spread, with_constant};
 use crate::device::Accumulation;
@@ -165,7 +165,8 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
             let width = PANEL.min(channels - channel);
             gather(correlation, output_gradient, block, channel, width, gathered);
             if let Some(bias) = bias_gradient.as_deref_mut() {
-                add_pixels(gathered, pixels, &mut bias[channel..][..width]);
+                let lines = Lines { lines: gathered, line: PANEL, panel: pixels * PANEL };
+                lines.add(pixels, &mut bias[channel..][..width]);
             }
             for tap_row in 0..y.taps {
                 let rows = y.targets_inside(tap_row, block.row..block.row + block.rows);

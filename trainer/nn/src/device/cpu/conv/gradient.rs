@@ -6,10 +6,12 @@
 
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
+use std::ops::Range;
+
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
 use super::lanes::Lanes;
 use super::pack::{self, Order};
-use super::tile::{PANEL, spread, unrolled, vector, with_constant};
+use super::tile::{Ahead, PANEL, spread, unrolled, vector, with_constant};
 use crate::device::Accumulation;
 
 /// Pixels of a block, unless one row has more.
@@ -85,11 +87,17 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
     }
     let (sums, workspace) = workspace.split_at_mut(correlation.packed_elements());
     let channels = channels_of_block(correlation);
-    // One panel leaves registers for twice the taps.
-    let most = if WIDE == NARROW { TAPS } else { 2 * TAPS };
+    // One panel leaves registers for more taps.
+    let most = if WIDE == NARROW { TAPS } else { TAPS + 2 };
     let panels = correlation.panels();
     let panel_elements = correlation.panel_elements();
-    for (index, block) in blocks(correlation, channels).enumerate() {
+    let in_place = *groups == 1 && targets.is_multiple_of(PANEL) && *targets <= PANELS * PANEL;
+    let mut blocks = blocks(correlation, channels).enumerate().peekable();
+    while let Some((index, block)) = blocks.next() {
+        let next = blocks.peek().map(|(_, next)| *next);
+        let tiles = y.taps * x.taps * depth.div_ceil(most) * panels;
+        let mut input_ahead = Ahead::new(next.map_or(&[][..], |next| &input[correlation.rows_read(next)]), tiles);
+        let mut gradient_ahead = Ahead::new(next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]), tiles);
         let pixels = pixels(correlation, block);
         let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels);
         for group in 0..*groups {
@@ -100,18 +108,25 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                 // SAFETY: the caller's promise.
                 let strides = unsafe { correlation.copy::<S>(input, block, from, channels, copy) };
                 let walk = correlation.walk(strides, channels, [1, 1]);
-                // The taps of a row are neighbours among the sums only if a block has all channels.
-                let whole = channels == *depth;
-                let (segments, run) = if whole { (walk.segments, walk.depth) } else { (x.taps, channels) };
+                // The taps of a row are neighbours among the sums only if a block has all channels. Few channels make
+                // better tiles together; many leave out the columns where a tap finds zeros.
+                let together = channels == *depth && channels < PANEL;
+                let (segments, run) = if together { (walk.segments, walk.depth) } else { (x.taps, channels) };
                 let mut panel = 0;
                 while panel < panels {
                     let wide = WIDE != NARROW && panel + 1 < panels;
-                    let together = if wide { 2 } else { 1 };
+                    let panels_at_once = if wide { 2 } else { 1 };
                     let first = group * targets + panel * PANEL;
-                    let width = (targets - panel * PANEL).min(together * PANEL);
-                    gather(correlation, output_gradient, block, first, width, gathered);
+                    let width = (targets - panel * PANEL).min(panels_at_once * PANEL);
+                    let lines = if in_place {
+                        let lines = &output_gradient[written(correlation, block)];
+                        Lines { lines: &lines[first..], line: *targets, panel: PANEL }
+                    } else {
+                        gather(correlation, output_gradient, block, first, width, gathered);
+                        Lines { lines: &*gathered, line: PANEL, panel: pixels * PANEL }
+                    };
                     if let Some(bias) = bias_gradient.as_deref_mut().filter(|_| channel == 0) {
-                        add_pixels(gathered, pixels, &mut bias[first..][..width]);
+                        lines.add(pixels, &mut bias[first..][..width]);
                     }
                     let start = (group * panels + panel) * panel_elements;
                     let scan = Scan {
@@ -121,8 +136,10 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                         strides,
                         row: y.read_stride() * strides.row,
                         pixel: walk.pixel,
-                        gathered_image: block.rows * x.targets * PANEL,
-                        gathered_panel: pixels * PANEL,
+                        line: lines.line,
+                        lines_row: x.targets * lines.line,
+                        lines_image: block.rows * x.targets * lines.line,
+                        lines_panel: lines.panel,
                         sums_panel: panel_elements,
                         fresh: index == 0,
                     };
@@ -131,25 +148,31 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                         let above = rows.start - block.row;
                         let scan = Scan { rows: rows.len(), ..scan };
                         for segment in 0..segments {
+                            let columns = if together { 0..x.targets } else { x.targets_inside(segment, 0..x.targets) };
+                            let scan = Scan { columns: columns.len(), ..scan };
                             for (k, count) in spread(run, if wide { TAPS } else { most }) {
-                                let from = above * scan.row + row * walk.row_step + segment * walk.segment_step + k;
-                                let gathered = &gathered[above * x.targets * PANEL..];
+                                let tap = row * walk.row_step + segment * walk.segment_step;
+                                let from = above * scan.row + columns.start * scan.pixel + tap + k;
+                                let skipped = above * x.targets + columns.start;
+                                let lines = lines.lines[skipped * lines.line..].as_ptr();
                                 let into = start + ((row * x.taps + segment) * depth + channel + k) * PANEL;
                                 // SAFETY: `copy` filled what the strides reach, or would have panicked, `gather` its
                                 // pixels; the sums end with their last panel.
                                 unsafe {
                                     let source = copy.as_ptr().add(from);
                                     let sums = sums.as_mut_ptr().add(into);
+                                    input_ahead.fetch::<S>();
+                                    gradient_ahead.fetch::<S>();
                                     if wide {
-                                        with_constant!(count, 14, R, scan.run::<S, WIDE, R>(source, gathered.as_ptr(), sums));
+                                        with_constant!(count, 14, R, scan.run::<S, WIDE, R>(source, lines, sums));
                                     } else {
-                                        with_constant!(count, 28, R, scan.run::<S, NARROW, R>(source, gathered.as_ptr(), sums));
+                                        with_constant!(count, 16, R, scan.run::<S, NARROW, R>(source, lines, sums));
                                     }
                                 }
                             }
                         }
                     }
-                    panel += together;
+                    panel += panels_at_once;
                 }
             }
         }
@@ -189,18 +212,38 @@ pub(super) fn gather(
     }
 }
 
-/// Adds the sums over gathered pixels to a bias's gradient.
-#[inline(always)]
-pub(super) fn add_pixels(gathered: &[f32], pixels: usize, bias: &mut [f32]) {
-    for (gathered, bias) in gathered.chunks(pixels * PANEL).zip(bias.chunks_mut(PANEL)) {
-        let mut sums = [0.0; PANEL];
-        for pixel in gathered.chunks_exact(PANEL) {
-            for lane in 0..PANEL {
-                sums[lane] += pixel[lane];
+/// The output's gradient of some pixels, in panels of 16 channels.
+pub(super) struct Lines<'a> {
+    pub(super) lines: &'a [f32],
+    /// From a pixel to the next.
+    pub(super) line: usize,
+    /// From a panel to the next.
+    pub(super) panel: usize,
+}
+
+impl Lines<'_> {
+    /// Adds the sums over pixels to a bias's gradient.
+    #[inline(always)]
+    pub(super) fn add(&self, pixels: usize, bias: &mut [f32]) {
+        for (panel, bias) in bias.chunks_mut(PANEL).enumerate() {
+            let mut sums = [0.0; PANEL];
+            for line in self.lines[panel * self.panel..].chunks(self.line).take(pixels) {
+                for (sum, value) in sums.iter_mut().zip(&line[..PANEL]) {
+                    *sum += value;
+                }
             }
+            bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
         }
-        bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
     }
+}
+
+/// The elements of a block in the output.
+fn written(correlation: &Correlation, block: Block) -> Range<usize> {
+    let [height, columns] = correlation.target_size;
+    let elements = columns * correlation.groups * correlation.targets;
+    let start = (block.image * height + block.row) * elements;
+    let end = ((block.image + block.images - 1) * height + block.row + block.rows) * elements;
+    start..end
 }
 
 /// The pixels of a block, and the distances around them.
@@ -213,15 +256,18 @@ struct Scan {
     /// From what one target row reads to what the next reads.
     row: usize,
     pixel: usize,
-    gathered_image: usize,
-    gathered_panel: usize,
+    /// Of the output's gradient: from a pixel, row, image or panel to the next.
+    line: usize,
+    lines_row: usize,
+    lines_image: usize,
+    lines_panel: usize,
     sums_panel: usize,
     /// True if the sums replace what was there.
     fresh: bool,
 }
 
 impl Scan {
-    /// Adds `source[r] · gathered[v]` over all pixels to `R` lines of sums.
+    /// Adds `source[r] · lines[v]` over all pixels to `R` lines of sums.
     ///
     /// # Safety
     /// The core has the instructions of `S`; the distances stay inside the three operands.
@@ -229,20 +275,20 @@ impl Scan {
     unsafe fn run<S: Lanes, const V: usize, const R: usize>(
         &self,
         source: *const f32,
-        gathered: *const f32,
+        lines: *const f32,
         target: *mut f32,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
             for image in 0..self.images {
-                let mut line = gathered.add(image * self.gathered_image);
                 for row in 0..self.rows {
                     let mut source = source.add(image * self.strides.image + row * self.row);
+                    let mut line = lines.add(image * self.lines_image + row * self.lines_row);
                     for _ in 0..self.columns {
                         let mut gradients = [S::splat(0.0); V];
                         for v in 0..V {
-                            gradients[v] = S::load(line.add(vector::<S>(v, self.gathered_panel)));
+                            gradients[v] = S::load(line.add(vector::<S>(v, self.lines_panel)));
                         }
                         unrolled::<R>(|r| {
                             let value = S::splat(*source.add(r));
@@ -251,7 +297,7 @@ impl Scan {
                             }
                         });
                         source = source.wrapping_add(self.pixel);
-                        line = line.add(PANEL);
+                        line = line.wrapping_add(self.line);
                     }
                 }
             }

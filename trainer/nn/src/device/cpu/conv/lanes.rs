@@ -17,6 +17,10 @@ pub(super) trait Lanes: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// `max(0, x)`; a value that is not a number stays one.
     unsafe fn relu(self) -> Self;
+    /// Fetches the line of an address into the caches, to read it soon.
+    unsafe fn prefetch(address: *const f32);
+    /// The same, to write it soon.
+    unsafe fn prefetch_to_write(address: *const f32);
 }
 
 /// Eight lanes in plain Rust.
@@ -58,6 +62,12 @@ impl Lanes for Plain {
     unsafe fn relu(self) -> Self {
         Plain(self.0.map(|value| if value <= 0.0 { 0.0 } else { value }))
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_to_write(_address: *const f32) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -106,6 +116,16 @@ mod x86 {
             // The instruction returns its second operand if one is not a number.
             Avx2(unsafe { _mm256_max_ps(_mm256_setzero_ps(), self.0) })
         }
+
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_to_write(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
+        }
     }
 
     /// Sixteen lanes of AVX-512F.
@@ -143,6 +163,16 @@ mod x86 {
         #[inline(always)]
         unsafe fn relu(self) -> Self {
             Avx512(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_to_write(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
         }
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "vector loads through pointers; the callers checked what the strides reach")]
 
+use std::ops::Range;
+
 use super::lanes::Lanes;
 
 /// Output channels of one packed panel.
@@ -17,14 +19,13 @@ pub(super) fn spread(total: usize, most: usize) -> impl Iterator<Item = (usize, 
     })
 }
 
-/// Runs the expression with the constant equal to the count, which is at most 14 or 28.
+/// Runs the expression with the constant equal to the count, which is at most 14 or 16.
 macro_rules! with_constant {
     ($count:expr, 14, $name:ident, $body:expr) => {
         with_constant!(@arms $count, $name, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
     };
-    ($count:expr, 28, $name:ident, $body:expr) => {
-        with_constant!(@arms $count, $name, $body,
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28)
+    ($count:expr, 16, $name:ident, $body:expr) => {
+        with_constant!(@arms $count, $name, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16)
     };
     (@arms $count:expr, $name:ident, $body:expr, $($value:literal)*) => {
         match $count {
@@ -41,8 +42,8 @@ pub(super) fn unrolled<const R: usize>(mut body: impl FnMut(usize)) {
     macro_rules! calls {
         ($($r:literal)*) => { $( if $r < R { body($r); } )* };
     }
-    const { assert!(R <= 28) };
-    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27);
+    const { assert!(R <= 16) };
+    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 }
 
 /// Offset of vector `v` in panels `panel` elements apart.
@@ -77,32 +78,89 @@ impl Walk {
         source: *const f32,
         weights: *const f32,
     ) -> [[S; V]; R] {
-        let Walk { rows, row_step, segments, segment_step, depth, pixel, panel } = *self;
+        let Walk { rows, row_step, segments, segment_step, depth, .. } = *self;
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
             let mut line = weights;
             for row in 0..rows {
                 for segment in 0..segments {
-                    // A pointer for every five pixels: the rest are a few distances away.
                     let first = source.add(row * row_step + segment * segment_step);
-                    let starts: [*const f32; 6] = std::array::from_fn(|five| first.wrapping_add(five * 5 * pixel));
-                    for k in 0..depth {
-                        let mut factors = [S::splat(0.0); V];
-                        for v in 0..V {
-                            factors[v] = S::load(line.add(vector::<S>(v, panel)));
-                        }
-                        unrolled::<R>(|r| {
-                            let value = S::splat(*starts[r / 5].add(r % 5 * pixel + k));
-                            for v in 0..V {
-                                sums[r][v] = value.mul_add(factors[v], sums[r][v]);
-                            }
-                        });
-                        line = line.add(PANEL);
-                    }
+                    self.run::<S, V, R>(first, line, 0..R, &mut sums);
+                    line = line.add(depth * PANEL);
                 }
             }
             sums
+        }
+    }
+
+    /// The same where segments before `left.start` find zeros at the first pixel, and those from `right.end` on at
+    /// the last: there these pixels are left out.
+    ///
+    /// # Safety
+    /// As for [`Walk::sums`].
+    #[inline(always)]
+    pub(super) unsafe fn sums_at_edges<S: Lanes, const V: usize, const R: usize>(
+        &self,
+        source: *const f32,
+        weights: *const f32,
+        left: Range<usize>,
+        right: Range<usize>,
+    ) -> [[S; V]; R] {
+        let Walk { rows, row_step, segments, segment_step, depth, .. } = *self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat(0.0); V]; R];
+            let mut line = weights;
+            for row in 0..rows {
+                for segment in 0..segments {
+                    let first = source.add(row * row_step + segment * segment_step);
+                    if segment < left.start {
+                        self.run::<S, V, R>(first, line, 1..R, &mut sums);
+                    } else if segment >= right.end {
+                        self.run::<S, V, R>(first, line, 0..R - 1, &mut sums);
+                    } else {
+                        self.run::<S, V, R>(first, line, 0..R, &mut sums);
+                    }
+                    line = line.add(depth * PANEL);
+                }
+            }
+            sums
+        }
+    }
+
+    /// One run of adjacent elements, added to the sums of the pixels `which`, a constant range.
+    ///
+    /// # Safety
+    /// As for [`Walk::sums`].
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const V: usize, const R: usize>(
+        &self,
+        source: *const f32,
+        weights: *const f32,
+        which: Range<usize>,
+        sums: &mut [[S; V]; R],
+    ) {
+        // A pointer for every five pixels: the rest are a few distances away.
+        let starts: [*const f32; 4] = std::array::from_fn(|five| source.wrapping_add(five * 5 * self.pixel));
+        let mut line = weights;
+        // SAFETY: the caller's promise.
+        unsafe {
+            for k in 0..self.depth {
+                let mut factors = [S::splat(0.0); V];
+                for v in 0..V {
+                    factors[v] = S::load(line.add(vector::<S>(v, self.panel)));
+                }
+                unrolled::<R>(|r| {
+                    if which.contains(&r) {
+                        let value = S::splat(*starts[r / 5].add(r % 5 * self.pixel + k));
+                        for v in 0..V {
+                            sums[r][v] = value.mul_add(factors[v], sums[r][v]);
+                        }
+                    }
+                });
+                line = line.add(PANEL);
+            }
         }
     }
 }
@@ -129,5 +187,38 @@ pub(super) unsafe fn copy<S: Lanes>(from: *const f32, to: *mut f32, count: usize
         for index in done..count {
             *to.add(index) = *from.add(index);
         }
+    }
+}
+
+/// Memory that is fetched into the caches in equal parts while something else is computed.
+pub(super) struct Ahead {
+    next: *const f32,
+    lines: usize,
+    lines_at_once: usize,
+}
+
+/// Elements of a cache line.
+const LINE: usize = 16;
+
+impl Ahead {
+    /// All of `values`, in `parts` parts.
+    pub(super) fn new(values: &[f32], parts: usize) -> Ahead {
+        let lines = values.len().div_ceil(LINE);
+        Ahead { next: values.as_ptr(), lines, lines_at_once: lines.div_ceil(parts.max(1)) }
+    }
+
+    /// Fetches the next part.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`.
+    #[inline(always)]
+    pub(super) unsafe fn fetch<S: Lanes>(&mut self) {
+        let lines = self.lines_at_once.min(self.lines);
+        for _ in 0..lines {
+            // SAFETY: the caller's promise; a prefetch reads nothing.
+            unsafe { S::prefetch(self.next) };
+            self.next = self.next.wrapping_add(LINE);
+        }
+        self.lines -= lines;
     }
 }
