@@ -31,7 +31,10 @@ fn main() -> Result<(), Failure> {
         Ok("baseline") => Instructions::Baseline,
         _ => Instructions::detect(),
     };
-    println!("{:38} {:>3}  {:^23} {:>8} {:>8} {:>6} {:>8}", "convolution", "×", "fwd+dx+dw", "ours ms", "torch", "ratio", "GFLOP/s");
+    println!(
+        "{:38} {:>3}  {:^23} {:>8} {:>8} {:>6} {:>8}",
+        "convolution", "×", "fwd+dx+dw", "ours ms", "torch", "ratio", "GFLOP/s"
+    );
     let (mut ours, mut theirs, mut operations) = (0.0, 0.0, 0.0);
     for layer in &layers {
         let times = measure(instructions, layer, repetitions)?;
@@ -49,7 +52,10 @@ fn main() -> Result<(), Failure> {
             times[2],
             sum / peer_sum,
             work / sum,
-            peer_times.map_or(String::new(), |times| format!("torch {:.2}+{:.2}+{:.2} or {:.2}+{:.2} together", times[1], times[2], times[3], times[1], times[4])),
+            peer_times.map_or(String::new(), |times| format!(
+                "torch {:.2}+{:.2}+{:.2} or {:.2}+{:.2} together",
+                times[1], times[2], times[3], times[1], times[4]
+            )),
         );
         let count = layer.count as f64;
         ours += count * sum;
@@ -118,7 +124,8 @@ fn name(geometry: &Geometry) -> String {
 /// Milliseconds of forward, of the input's gradient and of the weights' gradient; packing counts.
 fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Result<[f64; 3], Failure> {
     let convolution = Convolution::new(layer.geometry)?;
-    let values = |count: usize| -> Vec<f32> { (0..count).map(|index| (index * 31 % 256) as f32 / 256.0 - 0.5).collect() };
+    let values =
+        |count: usize| -> Vec<f32> { (0..count).map(|index| (index * 31 % 256) as f32 / 256.0 - 0.5).collect() };
     let (input, weights) = (values(convolution.input_elements()), values(convolution.weight_elements()));
     let mut output = vec![0.0; convolution.output_elements()];
     let output_gradient = values(output.len());
@@ -200,8 +207,7 @@ struct Peer {
 impl Peer {
     fn start(python: &str) -> Result<Peer, Failure> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/convolution.py");
-        let mut process =
-            Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut process = Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let requests = process.stdin.take().ok_or("no standard input")?;
         let answers = BufReader::new(process.stdout.take().ok_or("no standard output")?);
         Ok(Peer { process, requests, answers })

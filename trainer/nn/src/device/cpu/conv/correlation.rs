@@ -79,16 +79,11 @@ impl Correlation {
             return self;
         }
         let (rows, columns) = (self.batch * self.y.size, self.x.size);
-        let merge = (1..=MERGED_PIXELS.div_ceil(columns)).rev().find(|rows_in_one| rows % rows_in_one == 0).unwrap_or(1);
+        let merge =
+            (1..=MERGED_PIXELS.div_ceil(columns)).rev().find(|rows_in_one| rows % rows_in_one == 0).unwrap_or(1);
         let axis = |axis: Axis, size: usize| Axis { size, targets: size, ..axis };
         let (rows, columns) = (rows / merge, columns * merge);
-        Correlation {
-            batch: 1,
-            y: axis(self.y, rows),
-            x: axis(self.x, columns),
-            target_size: [rows, columns],
-            ..self
-        }
+        Correlation { batch: 1, y: axis(self.y, rows), x: axis(self.x, columns), target_size: [rows, columns], ..self }
     }
 
     pub(super) fn panels(&self) -> usize {
@@ -161,11 +156,19 @@ impl Correlation {
     /// it in whole lines though their panels are written one after another.
     fn limit(&self) -> usize {
         let kept = self.depth * self.y.read_stride() * self.x.read_stride();
-        if self.packed_elements() > BLOCK_ELEMENTS { BLOCK_ELEMENTS } else { BLOCK_ELEMENTS * kept / (kept + self.targets) }
+        if self.packed_elements() > BLOCK_ELEMENTS {
+            BLOCK_ELEMENTS
+        } else {
+            BLOCK_ELEMENTS * kept / (kept + self.targets)
+        }
     }
 
     pub(super) fn workspace_elements(&self) -> usize {
-        if self.y.taps * self.x.taps == 0 || self.in_place() { 0 } else { self.block_elements(self.depth, self.limit()) }
+        if self.y.taps * self.x.taps == 0 || self.in_place() {
+            0
+        } else {
+            self.block_elements(self.depth, self.limit())
+        }
     }
 
     /// The source rows that a block reads, from its first image to its last.
@@ -289,7 +292,8 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
     let mut blocks = correlation.blocks(*depth, correlation.limit()).peekable();
     while let Some(block) = blocks.next() {
         let next = blocks.peek().map_or(&[][..], |next| &source[correlation.rows_read(*next)]);
-        let mut ahead = Ahead::new(next, block.images * block.rows * x.targets.div_ceil(if panels > 1 { PIXELS } else { most }));
+        let mut ahead =
+            Ahead::new(next, block.images * block.rows * x.targets.div_ceil(if panels > 1 { PIXELS } else { most }));
         for group in 0..*groups {
             let (start, strides, read_step) = if in_place {
                 let pixel = groups * depth;
@@ -322,17 +326,13 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
                         let edges = Walk { segments: x.taps, depth: *depth, ..walk };
                         for (first, count) in spread(x.targets, if wide { PIXELS } else { most }) {
                             let place = line + x.place + x.spacing * first;
-                            let written = Written {
-                                finish,
-                                accumulation,
-                                channel,
-                                channels,
-                                pixel: x.spacing * target_channels,
-                            };
+                            let written =
+                                Written { finish, accumulation, channel, channels, pixel: x.spacing * target_channels };
                             // SAFETY: the assertions above compared the lengths with the shapes that bound the loops;
                             // a copied block is as long as its strides say, or `copy` would have panicked.
                             unsafe {
-                                let source = start.add(image * strides.image + row * row_step + above + first * walk.pixel);
+                                let source =
+                                    start.add(image * strides.image + row * row_step + above + first * walk.pixel);
                                 let target = target.as_mut_ptr().add(place * target_channels + channel);
                                 ahead.fetch::<S>();
                                 for r in 0..count {
@@ -369,7 +369,12 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
 }
 
 /// A phase that no tap reaches: its sums are zero.
-pub(super) fn without_taps(correlation: &Correlation, finish: Finish<'_>, accumulation: Accumulation, target: &mut [f32]) {
+pub(super) fn without_taps(
+    correlation: &Correlation,
+    finish: Finish<'_>,
+    accumulation: Accumulation,
+    target: &mut [f32],
+) {
     let Correlation { batch, groups, targets, y, x, target_size: [height, width], .. } = correlation;
     let channels = groups * targets;
     for image in 0..*batch {
@@ -460,10 +465,11 @@ impl Written<'_> {
                 let target = target.add(r * pixel);
                 let mut first = 0;
                 while first + S::LANES <= *channels {
-                    let value = finish.apply(*channel + first, S::load(line.as_ptr().add(first)), |value| match accumulation {
-                        Accumulation::Replace => value,
-                        Accumulation::Add => value.add(S::load(target.add(first))),
-                    });
+                    let value =
+                        finish.apply(*channel + first, S::load(line.as_ptr().add(first)), |value| match accumulation {
+                            Accumulation::Replace => value,
+                            Accumulation::Add => value.add(S::load(target.add(first))),
+                        });
                     value.store(target.add(first));
                     first += S::LANES;
                 }

@@ -81,7 +81,9 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: super::correlation::Job<
             for row in 0..block.rows {
                 let target_row = y.place + y.spacing * (block.row + row);
                 let line = ((block.image + image) * target_size[0] + target_row) * target_size[1];
-                for (panel, weights) in packed.chunks_exact(y.taps * x.taps * PANEL).take(correlation.panels()).enumerate() {
+                for (panel, weights) in
+                    packed.chunks_exact(y.taps * x.taps * PANEL).take(correlation.panels()).enumerate()
+                {
                     let channel = panel * PANEL;
                     let written = Written {
                         finish,
@@ -91,7 +93,8 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: super::correlation::Job<
                         pixel: x.spacing * channels,
                     };
                     for (first, count) in spread(x.targets, PIXELS) {
-                        let from = image * strides.image + row * y.read_stride() * strides.row + first * pixel + channel;
+                        let from =
+                            image * strides.image + row * y.read_stride() * strides.row + first * pixel + channel;
                         let into = (line + x.place + x.spacing * first) * channels + channel;
                         // SAFETY: `copy` filled what the strides reach, or would have panicked; loads of the last
                         // panel end at most `PANEL` elements later, which the workspace has. The target was measured.

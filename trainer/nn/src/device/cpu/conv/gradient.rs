@@ -74,7 +74,8 @@ fn pixels(correlation: &Correlation, block: Block) -> usize {
 /// The core has the instructions of `S`.
 #[inline(always)]
 pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const TAPS: usize>(job: Job<'_>) {
-    let Job { correlation, order, input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } = job;
+    let Job { correlation, order, input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } =
+        job;
     assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
     assert!(output_gradient.len() >= correlation.target_elements(), "gradient of the output");
     let mut bias_gradient = bias_gradient;
@@ -97,7 +98,8 @@ pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const
         let next = blocks.peek().map(|(_, next)| *next);
         let tiles = y.taps * x.taps * depth.div_ceil(most) * panels;
         let mut input_ahead = Ahead::new(next.map_or(&[][..], |next| &input[correlation.rows_read(next)]), tiles);
-        let mut gradient_ahead = Ahead::new(next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]), tiles);
+        let mut gradient_ahead =
+            Ahead::new(next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]), tiles);
         let pixels = pixels(correlation, block);
         let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels);
         for group in 0..*groups {

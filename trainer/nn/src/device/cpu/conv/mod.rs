@@ -33,9 +33,9 @@ use crate::kernels::Instructions;
 use axis::Axis;
 use correlation::Correlation;
 pub use correlation::Finish;
+use lanes::Plain;
 #[cfg(target_arch = "x86_64")]
 use lanes::{Avx2, Avx512};
-use lanes::Plain;
 use pack::Order;
 
 /// The sizes of a convolution; pairs are rows, then columns.
@@ -78,7 +78,9 @@ pub enum InvalidGeometry {
         groups: usize,
     },
     /// The kernel is larger than the padded input.
-    #[error("a kernel of {kernel} taps, {dilation} apart, exceeds an input of {size} with {padding} zeros on each side")]
+    #[error(
+        "a kernel of {kernel} taps, {dilation} apart, exceeds an input of {size} with {padding} zeros on each side"
+    )]
     Kernel {
         /// Taps along the axis.
         kernel: usize,
@@ -331,7 +333,15 @@ impl Convolution {
 pub fn forward(instructions: Instructions, convolution: &Convolution, operands: Forward<'_>) {
     let Forward { input, weights, finish, accumulation, output, workspace } = operands;
     let correlation = &convolution.forward;
-    let job = correlation::Job { correlation, source: input, packed: weights, finish, accumulation, target: output, workspace };
+    let job = correlation::Job {
+        correlation,
+        source: input,
+        packed: weights,
+        finish,
+        accumulation,
+        target: output,
+        workspace,
+    };
     correlate(instructions, convolution.depthwise, job);
 }
 

@@ -7,7 +7,8 @@ use super::*;
 const SETS: [Instructions; 3] = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
 
 fn values(count: usize, salt: u32) -> Vec<f32> {
-    let word = |index: usize| (index as u32 ^ salt).wrapping_mul(2_654_435_761).rotate_left(9).wrapping_mul(2_246_822_519);
+    let word =
+        |index: usize| (index as u32 ^ salt).wrapping_mul(2_654_435_761).rotate_left(9).wrapping_mul(2_246_822_519);
     (0..count).map(|index| (word(index) >> 27) as f32 / 8.0 - 2.0).collect()
 }
 
@@ -62,7 +63,8 @@ fn check(geometry: Geometry, accumulation: Accumulation, finished: bool, salt: u
 
     let (scale, shift): (Vec<f32>, Vec<f32>) = (0..outputs).map(|o| ([0.5, 1.0, 2.0][o % 3], o as f32 - 3.0)).unzip();
     let old = values(y.len().max(x.len()).max(w.len()), salt ^ 3);
-    let finish = if finished { Finish { scale: Some(&scale), shift: Some(&shift), relu: true } } else { Finish::default() };
+    let finish =
+        if finished { Finish { scale: Some(&scale), shift: Some(&shift), relu: true } } else { Finish::default() };
     if finished {
         y.iter_mut().enumerate().for_each(|(index, y)| *y = *y * scale[index % outputs] + shift[index % outputs]);
     }
@@ -103,7 +105,8 @@ fn check(geometry: Geometry, accumulation: Accumulation, finished: bool, salt: u
         backward_input(instructions, &convolution, operands);
         prop_assert_eq!(&input_gradient, &dx, "input's gradient, {:?}", instructions);
 
-        let (mut weight_gradient, mut bias_gradient) = (old[..w.len()].to_vec(), old[..outputs.min(old.len())].to_vec());
+        let (mut weight_gradient, mut bias_gradient) =
+            (old[..w.len()].to_vec(), old[..outputs.min(old.len())].to_vec());
         bias_gradient.resize(outputs, 0.0);
         let operands = BackwardWeights {
             input: &x,
