@@ -3,32 +3,21 @@ use std::ops::Range;
 /// What can be wrong with a network, a plan of buckets or a state that is loaded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// A layer stands where it cannot compute.
-    #[error("layer {position} ({layer}) cannot follow {previous}: {remedy}")]
-    Misplaced {
-        /// Index of the layer in the network, from 0.
-        position: usize,
+    /// A layer or a loss cannot compute what it is given.
+    #[error("{layer} ({kind}) expects {expected}, but gets {got}")]
+    Misfit {
         /// The layer.
         layer: String,
-        /// What stands before it.
-        previous: String,
-        /// What to do.
-        remedy: &'static str,
+        /// Its kind.
+        kind: String,
+        /// What it needs.
+        expected: String,
+        /// What it is given.
+        got: String,
     },
-    /// A convolution's kernel is larger than its padded input, or a width is zero.
-    #[error(
-        "layer {layer} has an empty output for an input of {channels}x{height}x{width}: make its kernel smaller, its padding larger or its width at least 1"
-    )]
-    EmptyOutput {
-        /// The layer.
-        layer: String,
-        /// Input channels.
-        channels: usize,
-        /// Input height.
-        height: usize,
-        /// Input width.
-        width: usize,
-    },
+    /// There is nothing to train for.
+    #[error("the network has no input or no loss: give it both")]
+    NoLoss,
     /// Two layers carry one name, so their parameters could not be told apart in a checkpoint.
     #[error("two layers are named {name}: give each layer with parameters its own name")]
     DuplicateName {

@@ -8,10 +8,12 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::plan::Plan;
 
-/// One bucket's gradients: a slice of the gradient arena, owned until dropped, usable from any thread.
+/// One bucket's gradients: a slice of the gradient arena, owned until dropped, usable from any
+/// thread.
 ///
-/// The first use waits for the device. What is written (an average over a group) is what `update` will see. Behind the last bucket's
-/// gradients lie the elements that were asked for [beside](crate::Replica::set_gradient_memory) them: the step's sum of losses, then others with
+/// The first use waits for the device. What is written (an average over a group) is what `update`
+/// will see. Behind the last bucket's gradients lie the elements that were asked for
+/// [beside](crate::Replica::set_gradient_memory) them: the step's sum of losses, then others with
 /// whatever values they were left with.
 pub struct Gradient<V> {
     view: V,
@@ -49,7 +51,8 @@ pub(crate) struct Buckets<'a> {
 }
 
 impl Buckets<'_> {
-    /// Announces those from `announced` on that end at or before `ready`; gives the first one that does not.
+    /// Announces those from `announced` on that end at or before `ready`; gives the first one that
+    /// does not.
     pub(crate) fn announce_until<D: Device>(
         &self,
         device: &mut D,

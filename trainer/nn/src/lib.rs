@@ -1,8 +1,10 @@
-//! One machine's mathematics: layers with explicit backward over flat arenas, behind one device trait.
+//! One machine's mathematics: layers with explicit backward over flat arenas, behind one device
+//! trait.
 //!
-//! Nothing here knows how many machines exist, opens a socket, reads the environment or the clock. The step engine
-//! ([`Replica`]) announces each bucket of gradients as soon as the device has been told to compute it; what the caller
-//! does with a bucket (average it over a group, or nothing) happens while backward goes on.
+//! Nothing here knows how many machines exist, opens a socket, reads the environment or the clock.
+//! The step engine ([`Replica`]) announces each bucket of gradients as soon as the device has been
+//! told to compute it; what the caller does with a bucket (average it over a group, or nothing)
+//! happens while backward goes on.
 //!
 //! ```
 //! use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
@@ -21,31 +23,51 @@
 //! ```
 
 pub mod arena;
+mod batch;
+mod description;
 pub mod device;
+mod diagnosis;
+mod dtype;
 mod error;
+mod evaluation;
+mod fusion;
 mod gradient;
+mod graph;
 mod kernels;
+pub mod layers;
+mod lifetimes;
+mod memory;
+mod memory_plan;
 pub mod models;
-mod network;
+mod noise_scale;
+pub mod op;
 pub mod optimizers;
 mod parameters;
 mod parts;
 mod plan;
+mod planner;
 mod replica;
 mod schedule;
+mod shape;
 mod state;
 mod summary;
 pub mod testing;
 
 pub use arena::{Arena, Lease};
-pub use device::{Cpu, Device, Event};
+pub use batch::Batch;
+pub use description::{Description, LayerSpec, LossSpec};
+pub use device::{Cpu, Device, Event, Values};
+pub use diagnosis::NotFinite;
+pub use dtype::{DType, Element};
 pub use error::Error;
 pub use gradient::Gradient;
+pub use graph::{Criterion, Graph, Network, Node, Value};
 pub use kernels::Instructions;
-pub use network::{Block, BlockKind, Layer, Network, NetworkBuilder, Shape};
+pub use noise_scale::{Measured, Noise, NoiseAverage};
 pub use optimizers::Optimizer;
-pub use parameters::{DType, Layout, ParamMeta, ParamTable, Role};
+pub use parameters::{Initial, Layout, ParamMeta, ParamSpec, ParamTable, Role};
 pub use replica::{Replica, StepResult};
 pub use schedule::{Decay, Scaling, Schedule};
-pub use state::{DIGEST_BLOCK, StateDigest, StateTensor, WINDOWS, digest_blocks};
+pub use shape::Shape;
+pub use state::{DIGEST_BLOCK, StateDigest, StateEntry, StateTensor, WINDOWS, digest_blocks};
 pub use summary::{LayerSummary, Summary};

@@ -1,6 +1,7 @@
 //! Gradients of a step's parts, added as in a binary tree over them.
 
-/// The sums over the complete subtrees that end with the newest part, the greatest first: a binary counter of parts.
+/// The sums over the complete subtrees that end with the newest part, the greatest first: a binary
+/// counter of parts.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     /// By level; the sum over 2ˡ parts. One counts while its bit of `parts` is set.
@@ -25,8 +26,9 @@ impl Tree {
         self.parts
     }
 
-    /// Adds the next part. `gradients` and the loss that comes back are then the sums over the greatest subtree that it completes: over
-    /// all parts, where their number is a power of two. `more` says whether another part follows.
+    /// Adds the next part. `gradients` and the loss that comes back are then the sums over the
+    /// greatest subtree that it completes: over all parts, where their number is a power of two.
+    /// `more` says whether another part follows.
     pub(crate) fn add(&mut self, gradients: &mut [f32], mut loss: f32, more: bool) -> f32 {
         let level = self.parts.trailing_ones() as usize;
         for left in &self.levels[..level] {

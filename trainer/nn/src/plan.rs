@@ -1,14 +1,17 @@
 //! Memory and operations of one replica, planned once from the network and the largest micro-batch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arena::LINE_ELEMENTS;
-use crate::device::{
-    Convolution, Device, Form, Gradients, Linear, Memory, Parameter, Region, SAMPLE_LANES, SoftmaxCrossEntropy, Tally,
-    Tensor, Upload,
-};
-use crate::network::{Block, BlockKind, Network, Shape};
-use crate::parameters::{ParamMeta, ParamTable};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::fusion::Fusions;
+use crate::graph::{Network, Value};
+use crate::layers::{Gradients, Mode, Operands};
+use crate::memory::{Memory, Region, Tally, Tensor};
+use crate::op::{Adding, Op, Sum, Written};
+use crate::parameters::ParamTable;
+use crate::planner::{Options, Planner, Target, parameter_regions, reshaped};
 
 /// Everything that steps need, allocated.
 #[derive(Debug)]
@@ -18,146 +21,235 @@ pub(crate) struct Plan {
     /// The optimiser's slots, in its order.
     pub(crate) slots: Arc<[Memory]>,
     pub(crate) norms: Memory,
-    pub(crate) upload: Upload,
-    /// In forward order.
-    pub(crate) stages: Vec<Stage>,
-    pub(crate) training_loss: SoftmaxCrossEntropy,
-    pub(crate) evaluation_loss: SoftmaxCrossEntropy,
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) targets: Vec<Target>,
+    /// Where each group of samples ends.
+    pub(crate) group_ends: Region,
+    /// Two words for each sample.
+    pub(crate) sample_keys: Region,
+    /// The first loss's prediction.
+    pub(crate) output: Tensor,
+    pub(crate) training: Vec<Op>,
+    pub(crate) evaluation: Vec<Op>,
+    pub(crate) training_tally: Tally,
+    pub(crate) evaluation_tally: Tally,
+    graph: Planned,
 }
 
-/// One block's operations.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Stage {
-    Convolution(Convolution),
-    Linear(Linear),
+/// An operation of backward.
+#[derive(Debug, Clone)]
+pub(crate) struct Scheduled {
+    pub(crate) op: Op,
+    /// The gradient arena is final up to this element once the operation is done.
+    pub(crate) ready: usize,
+}
+
+/// What backward is made from.
+#[derive(Debug)]
+struct Planned {
+    operands: Vec<Option<Operands>>,
+    /// By value; that of the value whose memory it has.
+    value_gradients: Vec<Option<Tensor>>,
+    /// By node.
+    parameter_gradients: Vec<Vec<(&'static str, Region)>>,
+    /// Losses that write each value's gradient in forward.
+    written_by_losses: Vec<usize>,
+    fusions: Fusions,
 }
 
 impl Plan {
-    /// Allocates on `device` for micro-batches of up to `max_micro_batch` samples.
-    pub(crate) fn new<D: Device>(
-        device: &mut D,
-        network: &Network,
-        table: &ParamTable,
-        slots: usize,
-        max_micro_batch: usize,
-    ) -> Plan {
-        let arena = |device: &mut D| device.allocate(table.elements());
+    /// Allocates on `device`.
+    pub(crate) fn new<D: Device>(device: &mut D, network: &Network, table: &ParamTable, options: Options) -> Plan {
+        let arena = |device: &mut D| device.allocate(DType::F32, table.elements());
         let (weights, gradients) = (arena(device), arena(device));
-        let slots = (0..slots).map(|_| arena(device)).collect();
-        let norms = device.allocate(table.parameters().len());
-        let mut planner =
-            Planner { device, capacity: max_micro_batch.next_multiple_of(SAMPLE_LANES).max(SAMPLE_LANES) };
-
-        let blocks = network.blocks();
-        // points[i] lies before block i, the last one holds the logits.
-        let readers = blocks.iter().map(|block| (block.input, Reader::of(block)));
-        let readers = readers.chain(blocks.last().map(|block| (block.output, Reader::FEATURES)));
-        let points: Vec<Tensor> = readers.map(|(shape, reader)| planner.tensor(shape, reader)).collect();
-        let point_gradients: Vec<Option<Tensor>> =
-            points.iter().enumerate().map(|(index, point)| (index > 0).then(|| planner.gradient(point))).collect();
-        let parameter = |block: &Block, role: &str| {
-            let name = format!("{}.{role}", block.name);
-            let ParamMeta { range, .. } = table.get(&name).unwrap_or_else(|| panic!("the table lacks {name}"));
-            Parameter { values: weights.region(range.clone()), gradient: gradients.region(range.clone()) }
+        let slots = (0..options.slots).map(|_| arena(device)).collect();
+        let norms = device.allocate(DType::F32, table.parameters().len());
+        let mut planner = Planner::new(device, network, table, options);
+        let group_ends = planner.region(DType::U32, options.max_micro_batch);
+        let sample_keys = planner.region(DType::U32, 2 * options.max_micro_batch);
+        let (values, value_gradients) = planner.tensors();
+        let operands = planner.operands(&values, weights, group_ends, sample_keys);
+        let fusions = &planner.fusions;
+        let forward = |mode: Mode| {
+            let mut ops = Vec::new();
+            for (node, operands) in network.nodes().iter().zip(&operands) {
+                if let Some(operands) = operands {
+                    node.layer.rule().forward(operands, mode, &mut ops);
+                }
+            }
+            ops
         };
-        let mut stages: Vec<Stage> = Vec::new();
-        let workspace = weights.region(0..0);
-        for (index, block) in blocks.iter().enumerate() {
-            // The output of block `index` is the input of the next, seen with the shape that this block gives it.
-            let Some(output_gradient) = point_gradients[index + 1] else { continue };
-            let given = |tensor: Tensor| given_as(tensor, block.output);
-            let (input, output) = (points[index], given(points[index + 1]));
-            let gradients = Gradients { output: given(output_gradient), input: point_gradients[index] };
-            let (weight, bias, relu) = (parameter(block, "weight"), parameter(block, "bias"), block.relu);
-            stages.push(match block.kind {
-                BlockKind::Convolution { kernel, .. } => Stage::Convolution(Convolution {
-                    input,
-                    output,
-                    gradients,
-                    weight,
-                    bias,
-                    kernel,
-                    relu,
-                    window: if block.pooled { 2 } else { 1 },
-                    switches: planner.region(block.output.elements() * planner.capacity),
-                    workspace,
-                }),
-                BlockKind::Linear => Stage::Linear(Linear { input, output, gradients, weight, bias, relu, workspace }),
+        let (mut training, mut evaluation) = (forward(Mode::Training), forward(Mode::Evaluation));
+        let memory_of = fusions.memory_of.clone();
+        let targets = planner.targets();
+        let [training_tally, evaluation_tally] = [(); 2].map(|()| planner.device.allocate_tally());
+        let mut written_by_losses = vec![0; network.values()];
+        for criterion in network.criteria() {
+            let root = memory_of[criterion.prediction.0].0;
+            let gradient = value_gradients[root].map(|into| {
+                let adding = if written_by_losses[root] == 0 { Adding::Never } else { Adding::Always };
+                written_by_losses[root] += 1;
+                Sum { into: reshaped(into, network.shape(criterion.prediction)), adding }
             });
-        }
-        planner.share_workspace(&mut stages);
-
-        let labels = planner.region(planner.capacity);
-        let loss =
-            |gradient, tally: Tally| SoftmaxCrossEntropy { logits: points[blocks.len()], gradient, labels, tally };
-        let training_loss = loss(point_gradients[blocks.len()], planner.device.allocate_tally());
-        let evaluation_loss = loss(None, planner.device.allocate_tally());
-        let upload = Upload { images: points[0], labels, classes: network.classes() };
-        Plan { weights, gradients, slots, norms, upload, stages, training_loss, evaluation_loss }
-    }
-}
-
-/// How the operation that reads a tensor wants it.
-#[derive(Clone, Copy)]
-struct Reader {
-    form: Form,
-    halo: usize,
-}
-
-impl Reader {
-    const FEATURES: Reader = Reader { form: Form::Features, halo: 0 };
-
-    fn of(block: &Block) -> Reader {
-        match block.kind {
-            BlockKind::Convolution { padding, .. } => Reader { form: Form::Images, halo: padding },
-            BlockKind::Linear => Reader::FEATURES,
-        }
-    }
-}
-
-/// The same storage with the writer's shape: features that a convolution writes keep its channels, rows and columns.
-fn given_as(tensor: Tensor, shape: Shape) -> Tensor {
-    let Shape { channels, height, width } = shape;
-    Tensor { channels, height, width, ..tensor }
-}
-
-struct Planner<'a, D> {
-    device: &'a mut D,
-    capacity: usize,
-}
-
-impl<D: Device> Planner<'_, D> {
-    fn region(&mut self, elements: usize) -> Region {
-        self.device.allocate(elements.next_multiple_of(LINE_ELEMENTS)).region(0..elements)
-    }
-
-    fn tensor(&mut self, shape: Shape, reader: Reader) -> Tensor {
-        let Shape { channels, height, width } = shape;
-        let Reader { form, halo } = reader;
-        let unplaced = Memory(usize::MAX).region(0..0);
-        let mut tensor = Tensor { region: unplaced, channels, height, width, halo, form, capacity: self.capacity };
-        tensor.region = self.region(tensor.elements());
-        tensor
-    }
-
-    fn gradient(&mut self, of: &Tensor) -> Tensor {
-        let shape = Shape { channels: of.channels, height: of.height, width: of.width };
-        self.tensor(shape, Reader { form: of.form, halo: 0 })
-    }
-
-    /// Operations run one after the other, so the largest workspace serves all.
-    fn share_workspace(&mut self, stages: &mut [Stage]) {
-        let wanted = stages.iter().map(|stage| match stage {
-            Stage::Convolution(operation) => self.device.convolution_workspace(operation),
-            Stage::Linear(operation) => self.device.linear_workspace(operation),
-        });
-        let elements = wanted.max().unwrap_or(0);
-        let shared = self.region(elements);
-        for stage in stages {
-            match stage {
-                Stage::Convolution(operation) => operation.workspace = shared,
-                Stage::Linear(operation) => operation.workspace = shared,
+            let mut judged = planner.judged(criterion, &values, &targets, training_tally);
+            judged.gradient = gradient;
+            training.push(criterion.loss.rule().operation(&judged));
+            if !criterion.is_auxiliary {
+                (judged.gradient, judged.tally) = (None, evaluation_tally);
+                evaluation.push(criterion.loss.rule().operation(&judged));
             }
         }
+        let planned = Planned {
+            parameter_gradients: parameter_regions(network, table, gradients),
+            operands,
+            value_gradients: (0..network.values())
+                .map(|value| {
+                    value_gradients[memory_of[value].0].map(|into| reshaped(into, network.shape(Value(value))))
+                })
+                .collect(),
+            written_by_losses,
+            fusions: planner.fusions,
+        };
+        let plan = Plan {
+            weights,
+            gradients,
+            slots,
+            norms,
+            inputs: network.inputs().iter().map(|input| values[input.0]).collect(),
+            targets,
+            group_ends,
+            sample_keys,
+            output: values[network.output().0],
+            training,
+            evaluation,
+            training_tally,
+            evaluation_tally,
+            graph: planned,
+        };
+        let backward = plan.backward(network, table, &table.ready_order());
+        let all = plan.training.iter().chain(&plan.evaluation).chain(backward.iter().map(|scheduled| &scheduled.op));
+        all.for_each(|op| device.reserve(op, options.max_micro_batch));
+        plan
     }
+
+    /// What a node's operations write, and they; none where another's compute it.
+    pub(crate) fn node(&self, network: &Network, number: usize, mode: Mode) -> Option<(Tensor, Vec<Op>)> {
+        let operands = self.graph.operands[number].as_ref()?;
+        let mut ops = Vec::new();
+        network.nodes()[number].layer.rule().forward(operands, mode, &mut ops);
+        Some((operands.output, ops))
+    }
+
+    /// Where the gradient of a value goes.
+    #[cfg(test)]
+    pub(crate) fn value_gradient(&self, value: Value) -> Option<Tensor> {
+        self.graph.value_gradients[value.0]
+    }
+
+    /// The operations of backward, for buckets that end where these do.
+    pub(crate) fn backward(&self, network: &Network, table: &ParamTable, buckets: &[Range<usize>]) -> Vec<Scheduled> {
+        let planned = &self.graph;
+        let memory_of = &planned.fusions.memory_of;
+        let mut contributions = planned.written_by_losses.clone();
+        // Of parameters that several nodes share, the last of these contributes first.
+        let mut is_begun = vec![false; network.nodes().len()];
+        let mut ops = Vec::new();
+        for (number, node) in network.nodes().iter().enumerate().rev() {
+            let Some(operands) = &planned.operands[number] else { continue };
+            let Some(dy) = planned.value_gradients[planned.fusions.made_by(number, node).0] else { continue };
+            // No loss depends on what nothing contributes to.
+            if contributions[memory_of[node.output.0].0] == 0 {
+                continue;
+            }
+            let weight = table.get(&format!("{}.weight", network.owner(node)));
+            let row_parts = weight.map_or_else(Vec::new, |weight| {
+                let row = weight.shape.iter().skip(1).product::<usize>().max(1);
+                let parts = wanted_parts(table.row_parts(weight), buckets);
+                let start = weight.range.start;
+                parts.into_iter().map(|part| (part.start - start) / row..(part.end - start) / row).collect()
+            });
+            let mut dx = |input: usize| {
+                let value = node.inputs[input];
+                let into = planned.value_gradients[value.0]?;
+                let count = &mut contributions[memory_of[value.0].0];
+                let adding = if *count == 0 { Adding::Never } else { Adding::Always };
+                *count += 1;
+                Some(Sum { into, adding })
+            };
+            let owner = node.shares.unwrap_or(number);
+            let parameter = |name: &str| {
+                let regions = &planned.parameter_gradients[number];
+                let found = regions.iter().find(|(other, _)| *other == name);
+                let into = found.unwrap_or_else(|| panic!("{} has no {name}", node.name)).1;
+                let adding = if is_begun[owner] { Adding::Always } else { Adding::AfterFirst };
+                Sum { into, adding }
+            };
+            let mut gradients = Gradients { dy, dx: &mut dx, parameter: &parameter, row_parts };
+            node.layer.rule().backward(operands, &mut gradients, &mut ops);
+            is_begun[owner] = true;
+        }
+        self.with_readiness(ops, table)
+    }
+
+    /// An element is final once the last operation that writes it is done; the arena is ready up to
+    /// the first that is not.
+    fn with_readiness(&self, ops: Vec<Op>, table: &ParamTable) -> Vec<Scheduled> {
+        let mut last_writers: Vec<(Range<usize>, usize)> = Vec::new();
+        for (index, op) in ops.iter().enumerate() {
+            op.each_written(&mut |written| {
+                if let Written::Region(region) = written
+                    && region.memory == self.gradients
+                {
+                    last_writers.push((region.range(), index));
+                }
+            });
+        }
+        let parts = finest_parts(&last_writers, table.elements());
+        let mut final_after = vec![0; parts.len()];
+        for (range, index) in &last_writers {
+            let first = parts.partition_point(|part| part.end <= range.start);
+            for (part, last) in parts.iter().zip(&mut final_after).skip(first) {
+                if part.start >= range.end {
+                    break;
+                }
+                *last = (*last).max(*index);
+            }
+        }
+        let (mut next, mut ready) = (0, 0);
+        let scheduled = ops.into_iter().enumerate().map(|(index, op)| {
+            while next < parts.len() && final_after[next] <= index {
+                ready = parts[next].end;
+                next += 1;
+            }
+            Scheduled { op, ready }
+        });
+        scheduled.collect()
+    }
+}
+
+/// Cuts of the arena at every edge of a written range: each part is written as a whole or not at
+/// all.
+fn finest_parts(written: &[(Range<usize>, usize)], elements: usize) -> Vec<Range<usize>> {
+    let mut edges: Vec<usize> = written.iter().flat_map(|(range, _)| [range.start, range.end]).collect();
+    edges.extend([0, elements]);
+    edges.sort_unstable();
+    edges.dedup();
+    edges.windows(2).map(|edges| edges[0]..edges[1]).collect()
+}
+
+/// Parts that no bucket ends in go with the next one.
+fn wanted_parts(parts: Vec<Range<usize>>, buckets: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut wanted: Vec<Range<usize>> = Vec::new();
+    let mut start = parts.first().map_or(0, |part| part.start);
+    let end = parts.last().map_or(0, |part| part.end);
+    for part in parts {
+        // The bucket that holds the next element to be computed.
+        let bucket = buckets.partition_point(|bucket| bucket.end <= start);
+        let awaited = buckets.get(bucket).map_or(usize::MAX, |bucket| bucket.end);
+        if part.end >= awaited || part.end == end {
+            wanted.push(start..part.end);
+            start = part.end;
+        }
+    }
+    wanted
 }

@@ -5,21 +5,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::arena::{Arena, PAGE_ELEMENTS};
-use crate::device::{Accumulation, Cpu, Device, Event, Norms, Region, Update, UpdateRange};
+use crate::batch::Batch;
+use crate::device::{Cpu, Device, Event, Region, Values};
 use crate::error::Error;
 use crate::gradient::{Buckets, Gradient, check_buckets};
-use crate::network::Network;
+use crate::graph::Network;
+use crate::op::{MicroBatch, Norms, Op, Update, UpdateRange};
 use crate::optimizers::Optimizer;
 use crate::parameters::{ParamMeta, ParamTable};
 use crate::parts::Tree;
-use crate::plan::{Plan, Stage};
+use crate::plan::{Plan, Scheduled};
+use crate::planner::Options;
 
-/// One rank's copy of a model: weights, gradients, optimiser state and the memory of a micro-batch, on one device.
+/// One rank's copy of a model: weights, gradients, optimiser state and the memory of a micro-batch,
+/// on one device.
 ///
-/// A step is [`begin_step`](Replica::begin_step), any number of [`micro_batch`](Replica::micro_batch) calls of which
-/// the last says so (or [`no_samples`](Replica::no_samples)), [`update`](Replica::update) once every [`Gradient`] is
-/// dropped, and [`finish_step`](Replica::finish_step). Nothing before `finish_step` waits for the device. A step whose
-/// group broke is left by [`abandon_step`](Replica::abandon_step).
+/// A step is [`begin_step`](Replica::begin_step), any number of
+/// [`micro_batch`](Replica::micro_batch) calls of which the last says so (or
+/// [`no_samples`](Replica::no_samples)), [`update`](Replica::update) once every [`Gradient`] is
+/// dropped, and [`finish_step`](Replica::finish_step). Nothing before `finish_step` waits for the
+/// device. A step whose group broke is left by [`abandon_step`](Replica::abandon_step).
 pub struct Replica<D: Device> {
     pub(crate) device: D,
     pub(crate) table: ParamTable,
@@ -28,17 +33,24 @@ pub struct Replica<D: Device> {
     clip_norm: Option<f32>,
     network: Network,
     buckets: Vec<Range<usize>>,
-    /// Of each layer, in the order in which they become ready, the [parts](ParamTable::parts).
-    ready: Vec<Vec<Range<usize>>>,
+    /// Backward, for these buckets.
+    backward: Vec<Scheduled>,
     updated: Arc<[UpdateRange]>,
     parameter_ranges: Arc<[Range<usize>]>,
     max_micro_batch: usize,
-    /// Elements behind the gradients that go with the last bucket, the first of them the step's loss.
+    /// Elements behind the gradients that go with the last bucket, the first of them the step's
+    /// loss.
     beside: usize,
     /// Elements that there may be behind the gradients while they are in memory of its own.
     own_room: Option<usize>,
     outstanding: Arc<AtomicUsize>,
     progress: Progress,
+    /// Samples of the step so far.
+    samples: u64,
+    /// What dice are drawn from: the run's seed and the number of the step.
+    dice: (u64, u64),
+    /// Room for the words that say which samples a micro-batch has.
+    key_words: Vec<u32>,
     parts: Tree,
     /// Of the parts that have ended.
     totals: StepResult,
@@ -48,7 +60,9 @@ pub struct Replica<D: Device> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     BetweenSteps,
-    Accumulating(Accumulation),
+    /// No micro-batch of the step, or of its part, is there yet.
+    Begun,
+    Accumulating,
     Announced,
 }
 
@@ -62,41 +76,57 @@ pub struct StepResult {
 }
 
 impl<D: Device> Replica<D> {
-    /// Plans all memory on `device`, for micro-batches of up to `max_micro_batch` samples. Weights are zero until
-    /// [`initialise`](Replica::initialise) or a state is taken over.
+    /// Plans all memory on `device`, for micro-batches of up to `max_micro_batch` samples. Weights
+    /// are zero until [`initialise`](Replica::initialise) or a state is taken over.
     ///
-    /// `buckets` tile the gradient arena in order; a plan starts from [`ParamTable::ready_order`] of
-    /// [`Network::table`].
+    /// `buckets` tile the gradient arena in order; a plan starts from [`ParamTable::ready_order`]
+    /// of [`Network::table`].
     ///
     /// # Panics
     /// If `max_micro_batch` is zero.
     pub fn new(
-        mut device: D,
+        device: D,
         network: Network,
         optimizer: Optimizer,
         max_micro_batch: usize,
         buckets: Vec<Range<usize>>,
     ) -> Result<Replica<D>, Error> {
         assert!(max_micro_batch > 0, "memory for micro-batches of zero samples is of no use");
-        let table = network.table();
+        let slots = optimizer.slots().len();
+        let options = Options { slots, max_micro_batch, fuse: true, keep_all: false };
+        Replica::with_options(device, network, optimizer, buckets, options)
+    }
+
+    pub(crate) fn with_options(
+        mut device: D,
+        network: Network,
+        optimizer: Optimizer,
+        buckets: Vec<Range<usize>>,
+        options: Options,
+    ) -> Result<Replica<D>, Error> {
+        let table = network.table().clone();
         check_buckets(&buckets, table.elements())?;
-        let plan = Plan::new(&mut device, &network, &table, optimizer.slots().len(), max_micro_batch);
+        let plan = Plan::new(&mut device, &network, &table, options);
+        let max_micro_batch = options.max_micro_batch;
         Ok(Replica {
+            backward: plan.backward(&network, &table, &buckets),
             device,
             optimizer,
             clip_norm: None,
             network,
             buckets,
-            ready: (0..plan.stages.len()).map(|layer| table.parts(layer)).collect(),
             plan,
             updated: update_ranges(table.parameters()).into(),
-            parameter_ranges: table.parameters().iter().map(|parameter| parameter.range.clone()).collect(),
+            parameter_ranges: trained(&table).map(|parameter| parameter.range.clone()).collect(),
             table,
             max_micro_batch,
             beside: 0,
             own_room: Some(0),
             outstanding: Arc::new(AtomicUsize::new(0)),
             progress: Progress::BetweenSteps,
+            samples: 0,
+            dice: (0, 0),
+            key_words: vec![0; 2 * max_micro_batch],
             parts: Tree::default(),
             totals: StepResult::default(),
         })
@@ -122,7 +152,8 @@ impl<D: Device> Replica<D> {
         &self.buckets
     }
 
-    /// Elements behind the gradients that go with the last bucket, the first of them the step's sum of losses.
+    /// Elements behind the gradients that go with the last bucket, the first of them the step's sum
+    /// of losses.
     pub fn beside(&self) -> usize {
         self.beside
     }
@@ -134,8 +165,15 @@ impl<D: Device> Replica<D> {
     pub fn set_buckets(&mut self, buckets: Vec<Range<usize>>) -> Result<(), Error> {
         self.assert_between_steps("planning buckets");
         check_buckets(&buckets, self.table.elements())?;
+        self.backward = self.plan.backward(&self.network, &self.table, &buckets);
         self.buckets = buckets;
         Ok(())
+    }
+
+    /// What layers with dice draw from: the run's seed, and the number of the step that begins
+    /// next.
+    pub fn set_dice(&mut self, seed: u64, step: u64) {
+        self.dice = (seed, step);
     }
 
     /// Starts a step: no gradient, no loss.
@@ -144,22 +182,25 @@ impl<D: Device> Replica<D> {
     /// In mid-step.
     pub fn begin_step(&mut self) {
         self.assert_between_steps("begin_step");
-        self.device.clear(self.plan.training_loss.tally);
-        self.progress = Progress::Accumulating(Accumulation::Replace);
+        self.device.enqueue(&Op::ClearTally(self.plan.training_tally), &MicroBatch::NONE);
+        self.progress = Progress::Begun;
+        self.samples = 0;
         self.parts.clear();
         self.totals = StepResult::default();
     }
 
-    /// Enqueues upload, forward, loss and backward of `labels.len()` samples (`images` is `[samples][channels][rows]
-    /// [columns]`), adding to the gradients of the step's earlier micro-batches. Each sample's gradient is multiplied
-    /// by `scale`: 1 / global batch makes the sum over ranks the gradient of the mean loss.
+    /// Enqueues upload, forward, loss and backward of samples (`images` is
+    /// `[samples][channels][rows][columns]`, and each has a label, or one for each pixel) that form
+    /// one group, adding to the gradients of the step's earlier micro-batches. Each sample's
+    /// gradient is multiplied by `scale`: 1 / global batch makes the sum over ranks the gradient of
+    /// the mean loss.
     ///
-    /// On the `last` micro-batch `on_bucket(index, gradient)` is called for every bucket, in order, as soon as the
-    /// device has been told to compute all of it.
+    /// On the `last` micro-batch `on_bucket(index, gradient)` is called for every bucket, in order,
+    /// as soon as the device has been told to compute all of it.
     ///
     /// # Panics
-    /// Outside a step, after its last micro-batch, with more samples than planned for, and with a label that is not a
-    /// class.
+    /// Outside a step, after its last micro-batch, with more samples than planned for, and with a
+    /// label that is not a class.
     pub fn micro_batch(
         &mut self,
         images: &[f32],
@@ -168,51 +209,51 @@ impl<D: Device> Replica<D> {
         last: bool,
         on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
     ) {
-        let Progress::Accumulating(accumulation) = self.progress else {
-            panic!("micro_batch needs an open step, but the replica is {:?}", self.progress);
+        let (inputs, targets) = ([Values::F32(images)], [Values::U32(labels)]);
+        let samples = images.len() / self.network.input().elements();
+        self.micro_batch_of(&Batch::new(&inputs, &targets, samples), scale, last, on_bucket);
+    }
+
+    /// The same of any samples.
+    ///
+    /// # Panics
+    /// As [`Replica::micro_batch`], and when values are not those of the network's inputs and
+    /// targets.
+    pub fn micro_batch_of(
+        &mut self,
+        batch: &Batch<'_>,
+        scale: f32,
+        last: bool,
+        on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
+    ) {
+        let is_first = match self.progress {
+            Progress::Begun => true,
+            Progress::Accumulating => false,
+            Progress::BetweenSteps | Progress::Announced => {
+                panic!("micro_batch needs an open step, but the replica is {:?}", self.progress)
+            }
         };
-        let samples = labels.len();
+        let samples = batch.samples;
         assert!(samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
-        self.forward(images, labels);
-        self.device.softmax_cross_entropy(&self.plan.training_loss, scale, samples);
+        let groups = self.upload(batch);
+        let (seed, step) = self.dice;
+        let batch = MicroBatch { samples, groups, scale, is_first, step, seed };
+        self.plan.training.iter().for_each(|op| self.device.enqueue(op, &batch));
         if let Some(place) = self.place_of_loss().filter(|_| last) {
-            self.device.write_loss(self.plan.training_loss.tally, place);
+            self.device.enqueue(&Op::WriteLoss(self.plan.training_tally, place), &batch);
         }
-        let mut announced = 0;
-        for (stage, parts) in self.plan.stages.iter().rev().zip(&self.ready) {
-            let mut announce = |device: &mut D, ready: usize| {
-                if last {
-                    let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
-                    announced = buckets.announce_until(device, announced, ready, &self.outstanding, on_bucket);
-                }
-                // Where the next one ends, if it is to be announced.
-                self.buckets.get(announced).filter(|_| last).map_or(usize::MAX, |bucket| bucket.end)
-            };
-            let layer_end = parts.last().map_or(0, |part| part.end);
-            match stage {
-                Stage::Convolution(operation) => {
-                    self.device.convolution_backward(operation, accumulation, samples);
-                    announce(&mut self.device, layer_end);
-                }
-                Stage::Linear(operation) => {
-                    let mut computed = 0;
-                    let mut awaited = announce(&mut self.device, 0);
-                    for ready in parts.iter().map(|part| part.end) {
-                        // Parts that no bucket ends in go with the next one.
-                        if ready < awaited && ready < layer_end {
-                            continue;
-                        }
-                        let rows = computed..operation.rows_before(ready);
-                        computed = rows.end;
-                        self.device.linear_parameter_gradients(operation, rows, accumulation, samples);
-                        // Before the input's gradient is computed: communication gains that time.
-                        awaited = announce(&mut self.device, ready);
-                    }
-                    self.device.linear_input_gradient(operation, samples);
-                }
+        let (mut announced, mut known) = (0, 0);
+        for Scheduled { op, ready } in &self.backward {
+            self.device.enqueue(op, &batch);
+            if last && *ready > known {
+                let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
+                let device = &mut self.device;
+                announced = buckets.announce_until(device, announced, *ready, &self.outstanding, on_bucket);
+                known = *ready;
             }
         }
-        self.progress = if last { Progress::Announced } else { Progress::Accumulating(Accumulation::Add) };
+        self.samples += samples as u64;
+        self.progress = if last { Progress::Announced } else { Progress::Accumulating };
     }
 
     /// The step of a rank that has no sample in it: all gradients are zero and announced at once.
@@ -220,18 +261,14 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// Outside a step, and in one that already had a micro-batch.
     pub fn no_samples(&mut self, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
-        assert_eq!(
-            self.progress,
-            Progress::Accumulating(Accumulation::Replace),
-            "no_samples stands in place of all micro-batches of an open step"
-        );
+        assert_eq!(self.progress, Progress::Begun, "no_samples stands in place of all micro-batches of an open step");
         let elements = self.table.elements();
-        self.device.zero(self.plan.gradients.region(0..elements));
+        self.device.enqueue(&Op::Zero(self.plan.gradients.region(0..elements)), &MicroBatch::NONE);
         self.announce_all(0.0, on_bucket);
     }
 
-    /// A step that others computed, in place of [`begin_step`](Replica::begin_step) and all micro-batches: its gradients as a group has
-    /// summed them.
+    /// A step that others computed, in place of [`begin_step`](Replica::begin_step) and all
+    /// micro-batches: its gradients as a group has summed them.
     ///
     /// # Panics
     /// In mid-step, and when these are the gradients of another network.
@@ -239,14 +276,15 @@ impl<D: Device> Replica<D> {
         let elements = self.table.elements();
         assert_eq!(gradients.len(), elements, "the gradients of another network");
         self.begin_step();
-        self.device.write(self.plan.gradients.region(0..elements), gradients);
+        self.device.write(self.plan.gradients.region(0..elements), Values::F32(gradients));
         self.progress = Progress::Announced;
     }
 
     /// Copies some gradients of the announced step as they now are; waits.
     ///
     /// # Panics
-    /// Before the step's gradients were announced, while a [`Gradient`] is out, and when there are no such gradients.
+    /// Before the step's gradients were announced, while a [`Gradient`] is out, and when there are
+    /// no such gradients.
     pub fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {
         assert_eq!(self.progress, Progress::Announced, "gradients are copied after the step's last micro-batch");
         assert_eq!(self.outstanding.load(Ordering::Acquire), 0, "copying gradients needs every bucket back");
@@ -254,30 +292,32 @@ impl<D: Device> Replica<D> {
         self.device.read(self.plan.gradients.region(elements), into);
     }
 
-    /// Ends a part of the step, which may have had no micro-batch: its gradients and its loss are added to those of the parts before as
-    /// in a binary tree of which the parts are the leaves. So the sum over 2ᵏ parts has the same bits whether one rank forms it or
-    /// several form subtrees of it. Waits. With the `last` part `on_bucket` is called for every bucket.
+    /// Ends a part of the step, which may have had no micro-batch: its gradients and its loss are
+    /// added to those of the parts before as in a binary tree of which the parts are the leaves. So
+    /// the sum over 2ᵏ parts has the same bits whether one rank forms it or several form subtrees
+    /// of it. Waits. With the `last` part `on_bucket` is called for every bucket.
     ///
     /// # Panics
     /// Outside a step, and when the number of parts at the last is no power of two.
     pub fn end_part(&mut self, last: bool, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
-        let Progress::Accumulating(accumulation) = self.progress else {
-            panic!("end_part needs an open step, but the replica is {:?}", self.progress);
-        };
-        let (tally, elements) = (self.plan.training_loss.tally, self.table.elements());
+        let (tally, elements) = (self.plan.training_tally, self.table.elements());
         let all = self.plan.gradients.region(0..elements);
-        if accumulation == Accumulation::Replace {
-            self.device.zero(all);
+        match self.progress {
+            Progress::Begun => self.device.enqueue(&Op::Zero(all), &MicroBatch::NONE),
+            Progress::Accumulating => {}
+            Progress::BetweenSteps | Progress::Announced => {
+                panic!("end_part needs an open step, but the replica is {:?}", self.progress)
+            }
         }
         let event = self.device.ready();
         event.wait();
         let (loss, correct) = self.device.read_tally(tally);
-        self.device.clear(tally);
+        self.device.enqueue(&Op::ClearTally(tally), &MicroBatch::NONE);
         let mut gradients = self.device.host_view(all, event);
         let loss = self.parts.add(gradients.as_mut(), loss as f32, !last);
         drop(gradients);
         self.totals = StepResult { loss_sum: f64::from(loss), correct: self.totals.correct + correct };
-        self.progress = Progress::Accumulating(Accumulation::Replace);
+        self.progress = Progress::Begun;
         if last {
             let parts = self.parts.parts();
             assert!(parts.is_power_of_two(), "{parts} parts make no binary tree");
@@ -285,12 +325,14 @@ impl<D: Device> Replica<D> {
         }
     }
 
-    /// From now on scales the gradients of a step down to this norm, over all parameters, where theirs is longer.
+    /// From now on scales the gradients of a step down to this norm, over all parameters, where
+    /// theirs is longer.
     pub fn clip_gradients(&mut self, longest: Option<f32>) {
         self.clip_norm = longest;
     }
 
-    /// Enqueues one update of all weights from the gradients as they now are: step number `step`, from 1.
+    /// Enqueues one update of all weights from the gradients as they now are: step number `step`,
+    /// from 1.
     ///
     /// # Panics
     /// Before the step's gradients were announced, and while a [`Gradient`] is out.
@@ -298,7 +340,7 @@ impl<D: Device> Replica<D> {
         assert_eq!(self.progress, Progress::Announced, "update follows the step's last micro-batch");
         let outstanding = self.outstanding.load(Ordering::Acquire);
         assert_eq!(outstanding, 0, "update needs every bucket back, {outstanding} of {} are out", self.buckets.len());
-        self.device.update(&Update {
+        let update = Op::Update(Update {
             optimizer: self.optimizer,
             weights: self.plan.weights,
             gradients: self.plan.gradients,
@@ -308,6 +350,7 @@ impl<D: Device> Replica<D> {
             rate,
             step,
         });
+        self.device.enqueue(&update, &MicroBatch::NONE);
     }
 
     /// Waits for the step and gives its totals on this rank.
@@ -319,12 +362,13 @@ impl<D: Device> Replica<D> {
         let outstanding = self.outstanding.load(Ordering::Acquire);
         assert_eq!(outstanding, 0, "finish_step needs every bucket back, {outstanding} are out");
         self.device.ready().wait();
-        let (loss_sum, correct) = self.device.read_tally(self.plan.training_loss.tally);
+        let (loss_sum, correct) = self.device.read_tally(self.plan.training_tally);
         self.progress = Progress::BetweenSteps;
         StepResult { loss_sum: self.totals.loss_sum + loss_sum, correct: self.totals.correct + correct }
     }
 
-    /// Gives the open step up, if there is one: weights stay as they are, its gradients are forgotten; waits.
+    /// Gives the open step up, if there is one: weights stay as they are, its gradients are
+    /// forgotten; waits.
     ///
     /// # Panics
     /// While a [`Gradient`] is out.
@@ -335,34 +379,16 @@ impl<D: Device> Replica<D> {
         self.progress = Progress::BetweenSteps;
     }
 
-    /// Loss and correct predictions of any number of samples under the present weights; waits.
-    ///
-    /// # Panics
-    /// In mid-step, and with a label that is not a class.
-    pub fn evaluate(&mut self, images: &[f32], labels: &[u32]) -> StepResult {
-        self.assert_between_steps("evaluate");
-        let loss = self.plan.evaluation_loss;
-        self.device.clear(loss.tally);
-        let sample_elements = self.network.input().elements();
-        assert_eq!(images.len(), labels.len() * sample_elements, "images of {} samples", labels.len());
-        let batches = images.chunks(self.max_micro_batch * sample_elements).zip(labels.chunks(self.max_micro_batch));
-        for (images, labels) in batches {
-            self.forward(images, labels);
-            self.device.softmax_cross_entropy(&loss, 1.0, labels.len());
-        }
-        self.device.ready().wait();
-        let (loss_sum, correct) = self.device.read_tally(loss.tally);
-        StepResult { loss_sum, correct }
-    }
-
-    /// The L2 norm of each parameter's gradient, in table order, as the last announced step left them; waits.
+    /// The L2 norm of each trained parameter's gradient, in table order, as the last announced step
+    /// left them; waits.
     ///
     /// # Panics
     /// While a [`Gradient`] is out.
     pub fn gradient_norms(&mut self) -> Vec<f32> {
         assert_eq!(self.outstanding.load(Ordering::Acquire), 0, "gradient norms need every bucket back");
         let into = self.plan.norms.region(0..self.parameter_ranges.len());
-        self.device.norms(&Norms { of: self.plan.gradients, ranges: Arc::clone(&self.parameter_ranges), into });
+        let norms = Norms { of: self.plan.gradients, ranges: Arc::clone(&self.parameter_ranges), into };
+        self.device.enqueue(&Op::Norms(norms), &MicroBatch::NONE);
         self.device.ready().wait();
         let mut norms = vec![0.0; into.len];
         self.device.read(into, &mut norms);
@@ -372,7 +398,7 @@ impl<D: Device> Replica<D> {
     /// All gradients are there, and `loss` is that of all of them.
     fn announce_all(&mut self, loss: f32, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
         if let Some(place) = self.place_of_loss() {
-            self.device.write(place, &[loss]);
+            self.device.write(place, Values::F32(&[loss]));
         }
         let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
         buckets.announce_until(&mut self.device, 0, self.table.elements(), &self.outstanding, on_bucket);
@@ -389,23 +415,48 @@ impl<D: Device> Replica<D> {
         assert_eq!(self.progress, Progress::BetweenSteps, "{what} happens between steps");
     }
 
-    fn forward(&mut self, images: &[f32], labels: &[u32]) {
-        let samples = labels.len();
+    /// Enqueues the upload of a batch; gives the number of its groups.
+    pub(crate) fn upload(&mut self, batch: &Batch<'_>) -> usize {
+        let Batch { inputs, targets, samples, group_ends, keys } = *batch;
         let most = self.max_micro_batch;
         assert!(samples <= most, "a micro-batch of {samples} samples exceeds the {most} planned for");
-        self.device.upload(&self.plan.upload, images, labels);
-        for stage in &self.plan.stages {
-            match stage {
-                Stage::Convolution(operation) => self.device.convolution_forward(operation, samples),
-                Stage::Linear(operation) => self.device.linear_forward(operation, samples),
-            }
+        assert_eq!(inputs.len(), self.plan.inputs.len(), "inputs of a sample");
+        assert_eq!(targets.len(), self.plan.targets.len(), "targets of a sample");
+        for (tensor, values) in self.plan.inputs.iter().zip(inputs) {
+            let elements = tensor.shape.elements();
+            assert_eq!(values.len(), samples * elements, "values of {samples} samples of {elements}");
+            self.device.upload(tensor, *values);
         }
+        for (target, values) in self.plan.targets.iter().zip(targets) {
+            let elements = target.tensor.shape.elements();
+            assert_eq!(values.len(), samples * elements, "targets of {samples} samples of {elements}");
+            assert_eq!(values.dtype(), target.tensor.region.memory.dtype, "type of the targets");
+            if let Values::U32(labels) = values {
+                let strange = labels.iter().find(|label| !target.takes(**label));
+                let classes = target.classes;
+                assert!(strange.is_none(), "label {} is not below the {classes} classes", strange.unwrap_or(&0));
+            }
+            self.device.upload(&target.tensor, *values);
+        }
+        let one = [samples as u32];
+        let ends = if group_ends.is_empty() { &one[..] } else { group_ends };
+        let is_rising = ends.iter().zip(&ends[1..]).all(|(end, next)| end < next);
+        assert!(is_rising && ends[0] > 0 && ends.last() == Some(&(samples as u32)), "groups that end at {ends:?}");
+        self.device.write(self.plan.group_ends.part(0..ends.len()), Values::U32(ends));
+        for (sample, words) in self.key_words[..2 * samples].chunks_exact_mut(2).enumerate() {
+            let key = keys.get(sample).copied().unwrap_or(self.samples + sample as u64);
+            words.copy_from_slice(&[key as u32, (key >> 32) as u32]);
+        }
+        let words = Values::U32(&self.key_words[..2 * samples]);
+        self.device.write(self.plan.sample_keys.part(0..2 * samples), words);
+        ends.len()
     }
 }
 
 impl Replica<Cpu> {
-    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there. What `memory` has behind them goes with
-    /// the last bucket: the step's sum of losses, and room for what else the group sums beside them.
+    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there.
+    /// What `memory` has behind them goes with the last bucket: the step's sum of losses, and room
+    /// for what else the group sums beside them.
     ///
     /// # Panics
     /// In mid-step, and if it has fewer elements than the table, or does not begin on a cache line.
@@ -417,8 +468,9 @@ impl Replica<Cpu> {
         self.device.put(self.plan.gradients, arena);
     }
 
-    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them, zeros, that go with the last bucket:
-    /// the step's sum of losses, and room for others. What gradients were is lost.
+    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind
+    /// them, zeros, that go with the last bucket: the step's sum of losses, and room for others.
+    /// What gradients were is lost.
     ///
     /// # Panics
     /// In mid-step.
@@ -432,8 +484,14 @@ impl Replica<Cpu> {
         }
         self.beside = beside;
         let elements = self.table.elements();
-        self.device.zero(self.plan.gradients.region(elements..elements + beside));
+        let room = self.plan.gradients.region(elements..elements + beside);
+        self.device.enqueue(&Op::Zero(room), &MicroBatch::NONE);
     }
+}
+
+/// Parameters that gradients train.
+fn trained(table: &ParamTable) -> impl Iterator<Item = &ParamMeta> {
+    table.parameters().iter().filter(|parameter| parameter.role.is_trained())
 }
 
 /// The ranges that updates touch.

@@ -1,7 +1,8 @@
-//! The learning rate of every step: warm-up, then decay, from a peak that may follow the global batch.
+//! The learning rate of every step: warm-up, then decay, from a peak that may follow the global
+//! batch.
 //!
-//! Linear scaling and gradual warm-up: Goyal et al., arXiv 1706.02677. Square-root scaling: You et al., arXiv
-//! 1708.03888. The polynomial form is MLPerf's.
+//! Linear scaling and gradual warm-up: Goyal et al., arXiv 1706.02677. Square-root scaling: You et
+//! al., arXiv 1708.03888. The polynomial form is MLPerf's.
 
 /// How the learning rate follows the global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

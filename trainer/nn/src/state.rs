@@ -1,11 +1,15 @@
-//! Weights and optimiser state as named tensors: out for checkpoints, in for resuming, and as one digest.
+//! Weights and optimiser state as named tensors: out for checkpoints, in for resuming, and as one
+//! digest.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crc_fast::CrcAlgorithm;
 
-use crate::device::{Device, Event, Memory, Region};
+use crate::device::{Device, Event, Memory, Region, Values};
+use crate::dtype::DType;
 use crate::error::Error;
+use crate::op::{MicroBatch, Op};
 use crate::parameters::ParamMeta;
 use crate::replica::Replica;
 
@@ -20,8 +24,25 @@ pub struct StateTensor {
     pub values: Vec<f32>,
 }
 
+/// Where a tensor of a model's state lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateEntry {
+    /// As [`StateTensor::name`].
+    pub name: String,
+    /// The parameter to which it belongs.
+    pub parameter: String,
+    /// The optimiser's slot, if it is one.
+    pub slot: Option<&'static str>,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Its elements in the whole state, as [`Replica::copy_state`] counts them.
+    pub range: Range<usize>,
+}
+
 impl<D: Device> Replica<D> {
-    /// Draws PyTorch's default initial weights from `seed` and each parameter's name, and clears the slots.
+    /// Draws initial weights from `seed` and each parameter's name, and clears the slots.
     ///
     /// # Panics
     /// In mid-step.
@@ -29,52 +50,71 @@ impl<D: Device> Replica<D> {
         self.assert_between_steps("initialise");
         for parameter in self.table.parameters() {
             let values = parameter.initial_values(seed);
-            self.device.write(self.plan.weights.region(parameter.range.clone()), &values);
+            self.device.write(self.plan.weights.region(parameter.range.clone()), Values::F32(&values));
         }
         self.clear_slots();
     }
 
     fn clear_slots(&mut self) {
         for slot in self.plan.slots.iter() {
-            self.device.zero(slot.region(0..self.table.elements()));
+            let all = slot.region(0..self.table.elements());
+            self.device.enqueue(&Op::Zero(all), &MicroBatch::NONE);
         }
     }
 
-    /// The arenas of the state with what a parameter's name is followed by in each: weights, then slots.
-    fn arenas(&self) -> impl Iterator<Item = (String, Memory)> {
-        let slots = self.optimizer.slots().iter().zip(self.plan.slots.iter());
-        let slots = slots.map(|(slot, memory)| (format!(".{slot}"), *memory));
-        std::iter::once((String::new(), self.plan.weights)).chain(slots)
-    }
-
+    /// The arenas of the state: weights, then each slot.
     fn memories(&self) -> Vec<Memory> {
-        self.arenas().map(|(_, memory)| memory).collect()
+        std::iter::once(self.plan.weights).chain(self.plan.slots.iter().copied()).collect()
     }
 
-    /// The weights, in forward order of the layers; waits.
+    /// All tensors of the state: weights and statistics, then each slot; of each the layers in
+    /// forward order.
+    pub fn entries(&self) -> Vec<StateEntry> {
+        let elements = self.table.elements();
+        let slots = self.optimizer.slots().iter().map(|slot| Some(*slot));
+        let arenas = std::iter::once(None).chain(slots).enumerate();
+        let in_arena = |(arena, slot): (usize, Option<&'static str>)| {
+            let kept =
+                self.table.in_forward_order().filter(move |parameter| slot.is_none() || parameter.role.is_trained());
+            kept.map(move |ParamMeta { name, shape, dtype, range, .. }| StateEntry {
+                name: slot.map_or_else(|| name.clone(), |slot| format!("{name}.{slot}")),
+                parameter: name.clone(),
+                slot,
+                dtype: *dtype,
+                shape: shape.clone(),
+                range: arena * elements + range.start..arena * elements + range.end,
+            })
+        };
+        arenas.flat_map(in_arena).collect()
+    }
+
+    /// The place of some elements of the state, which lie in one arena.
+    fn region_of(&self, range: &Range<usize>) -> Region {
+        let elements = self.table.elements();
+        let (arena, start) = (range.start / elements, range.start % elements);
+        let memory = if arena == 0 { self.plan.weights } else { self.plan.slots[arena - 1] };
+        memory.region(start..start + range.len())
+    }
+
+    /// Weights and statistics, in forward order of the layers; waits.
     ///
     /// # Panics
     /// In mid-step.
     pub fn weights(&mut self) -> Vec<StateTensor> {
-        self.read_all(self.plan.weights, "")
+        self.read_all(|entry| entry.slot.is_none())
     }
 
-    /// Everything that decides the next step: weights and optimiser slots; waits.
+    /// Everything that decides the next step; waits.
     ///
     /// # Panics
     /// In mid-step.
     pub fn tensors(&mut self) -> Vec<StateTensor> {
-        let arenas: Vec<_> = self.arenas().collect();
-        arenas.into_iter().flat_map(|(suffix, memory)| self.read_all(memory, &suffix)).collect()
+        self.read_all(|_| true)
     }
 
-    /// Names and shapes of [`tensors`](Replica::tensors), in the same order: weights, then each slot.
+    /// Names and shapes of [`tensors`](Replica::tensors), in the same order.
     pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
-        let of = |suffix: String| {
-            let shape = move |name: String| (format!("{name}{suffix}"), self.parameter(&name).shape.clone());
-            self.forward_names().map(shape)
-        };
-        self.arenas().flat_map(|(suffix, _)| of(suffix)).collect()
+        self.entries().into_iter().map(|entry| (entry.name, entry.shape)).collect()
     }
 
     /// Copies some values of the tensor that [`tensors`](Replica::tensors) calls `name`; waits.
@@ -84,13 +124,15 @@ impl<D: Device> Replica<D> {
     pub fn copy_tensor(&mut self, name: &str, values: Range<usize>, into: &mut [f32]) {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
-        let Region { memory, start, len } = self.region_of(name);
-        assert!(values.end <= len, "values {values:?} of {name}, which has {len}");
-        self.device.read(memory.region(start + values.start..start + values.end), into);
+        let entry = self.entries().into_iter().find(|entry| entry.name == name);
+        let region = self.region_of(&entry.unwrap_or_else(|| panic!("the state lacks {name}")).range);
+        assert!(values.end <= region.len, "values {values:?} of {name}, which has {}", region.len);
+        self.device.read(region.part(values), into);
     }
 
-    /// Takes over a state from [`tensors`](Replica::tensors), in any order. With [`weights`](Replica::weights) alone
-    /// the optimiser starts afresh. On an error nothing has changed. Waits.
+    /// Takes over a state from [`tensors`](Replica::tensors), in any order. With
+    /// [`weights`](Replica::weights) alone the optimiser starts afresh. On an error nothing has
+    /// changed. Waits.
     ///
     /// # Panics
     /// In mid-step.
@@ -98,9 +140,8 @@ impl<D: Device> Replica<D> {
         let shapes = || tensors.iter().map(|tensor| (&tensor.name[..], &tensor.shape[..]));
         self.accept(&shapes().collect::<Vec<_>>())?;
         for StateTensor { name, shape, values } in tensors {
-            let expected = &self.parameter(self.split(name).0).shape;
-            if values.len() != expected.iter().product() {
-                let (name, expected, found) = (name.clone(), expected.clone(), shape.clone());
+            if values.len() != shape.iter().product::<usize>() {
+                let (name, expected, found) = (name.clone(), shape.clone(), shape.clone());
                 return Err(Error::TensorShape { name, expected, found, values: values.len() });
             }
         }
@@ -110,9 +151,11 @@ impl<D: Device> Replica<D> {
         Ok(())
     }
 
-    /// Where the values of a state are to be written: one view for each of `tensors`, which are those of [`tensors`](Replica::tensors), in any
-    /// order, or those of [`weights`](Replica::weights) alone, and then the optimiser starts afresh. The state is of use again once all values
-    /// were written and the views are dropped. On an error nothing has changed.
+    /// Where the values of a state are to be written: one view for each of `tensors`, which are
+    /// those of [`tensors`](Replica::tensors), in any order, or those of
+    /// [`weights`](Replica::weights) alone, and then the optimiser starts afresh. The state is of
+    /// use again once all values were written and the views are dropped. On an error nothing has
+    /// changed.
     ///
     /// # Panics
     /// In mid-step.
@@ -122,81 +165,69 @@ impl<D: Device> Replica<D> {
     ) -> Result<Vec<D::HostView>, Error> {
         self.assert_between_steps("writing the state");
         let found: Vec<(&str, &[usize])> = tensors.collect();
-        self.accept(&found)?;
-        if found.iter().all(|(name, _)| self.split(name).1 == 0) {
+        let entries = self.accept(&found)?;
+        if entries.iter().all(|entry| entry.slot.is_none()) {
             self.clear_slots();
         }
         let event = self.device.ready();
-        let regions: Vec<_> = found.iter().map(|(name, _)| self.region_of(name)).collect();
+        let regions: Vec<_> = entries.iter().map(|entry| self.region_of(&entry.range)).collect();
         Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
     }
 
-    /// Checks that these are all tensors of a state, or all weights.
-    fn accept(&self, found: &[(&str, &[usize])]) -> Result<(), Error> {
-        let is_strange = |at: usize, name: &str| {
-            self.table.get(self.split(name).0).is_none() || found[..at].iter().any(|(earlier, _)| *earlier == name)
-        };
-        if let Some((_, (name, _))) = found.iter().enumerate().find(|(at, (name, _))| is_strange(*at, name)) {
-            let of_slot = self.table.parameters().iter().find_map(|parameter| {
-                let slot = name.strip_prefix(&*parameter.name)?.strip_prefix('.')?;
-                Some(Error::OtherOptimizer { slot: slot.to_owned(), optimizer: self.optimizer.name() })
-            });
-            return Err(of_slot.unwrap_or_else(|| Error::UnknownTensor { name: (*name).to_owned() }));
-        }
-        let with_slots = found.iter().any(|(name, _)| self.split(name).1 > 0);
-        let needed = if with_slots { self.arenas().count() } else { 1 };
-        for (suffix, _) in self.arenas().take(needed) {
-            for ParamMeta { name, shape, .. } in self.table.parameters() {
-                let name = format!("{name}{suffix}");
-                match found.iter().find(|(other, _)| *other == name) {
-                    None => return Err(Error::MissingTensor { name, shape: shape.clone() }),
-                    Some((_, other)) if other != shape => {
-                        let (expected, values) = (shape.clone(), other.iter().product());
-                        return Err(Error::TensorShape { name, expected, found: other.to_vec(), values });
-                    }
-                    Some(_) => {}
-                }
+    /// Checks that these are all tensors of a state, or all weights; gives their entries in the
+    /// same order.
+    fn accept(&self, found: &[(&str, &[usize])]) -> Result<Vec<StateEntry>, Error> {
+        let entries = self.entries();
+        let known: HashMap<&str, &StateEntry> = entries.iter().map(|entry| (&*entry.name, entry)).collect();
+        let mut given: HashMap<&str, &[usize]> = HashMap::new();
+        for (name, shape) in found {
+            if !known.contains_key(name) || given.insert(name, shape).is_some() {
+                return Err(self.refusal(name, given.contains_key(name)));
             }
         }
-        Ok(())
+        let with_slots = found.iter().any(|(name, _)| known[name].slot.is_some());
+        for StateEntry { name, shape, .. } in entries.iter().filter(|entry| with_slots || entry.slot.is_none()) {
+            match given.get(&**name) {
+                None => return Err(Error::MissingTensor { name: name.clone(), shape: shape.clone() }),
+                Some(other) if other != shape => {
+                    let (expected, values) = (shape.clone(), other.iter().product());
+                    return Err(Error::TensorShape { name: name.clone(), expected, found: other.to_vec(), values });
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(found.iter().map(|(name, _)| known[name].clone()).collect())
     }
 
-    /// The parameter to whose state a tensor belongs, and the arena: 0 for the weights, then each slot.
-    fn split<'a>(&self, tensor: &'a str) -> (&'a str, usize) {
-        let slots = self.optimizer.slots().iter().enumerate();
-        let of_slot = |(slot, name): (usize, &&str)| Some((tensor.strip_suffix(*name)?.strip_suffix('.')?, slot + 1));
-        slots.into_iter().find_map(of_slot).unwrap_or((tensor, 0))
+    /// Why a tensor is none of the state's.
+    fn refusal(&self, name: &str, is_twice: bool) -> Error {
+        let of_slot = self.table.parameters().iter().filter(|_| !is_twice).find_map(|parameter| {
+            let slot = name.strip_prefix(&*parameter.name)?.strip_prefix('.')?;
+            Some(Error::OtherOptimizer { slot: slot.to_owned(), optimizer: self.optimizer.name() })
+        });
+        of_slot.unwrap_or_else(|| Error::UnknownTensor { name: name.to_owned() })
     }
 
-    /// The place of a tensor of the state.
-    fn region_of(&self, tensor: &str) -> Region {
-        let (parameter, arena) = self.split(tensor);
-        let memory = if arena == 0 { self.plan.weights } else { self.plan.slots[arena - 1] };
-        memory.region(self.parameter(parameter).range.clone())
-    }
-
-    /// The [`StateDigest`] of [`tensors`](Replica::tensors): equal on ranks whose states are equal; waits.
+    /// The [`StateDigest`] of [`tensors`](Replica::tensors): equal on ranks whose states are equal;
+    /// waits.
     ///
     /// # Panics
     /// In mid-step.
     pub fn digest(&mut self) -> [u8; 32] {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
-        let names: Vec<String> = self.forward_names().collect();
         let mut digest = self.begin_digest();
         let mut block = Vec::with_capacity(DIGEST_BLOCK);
-        for memory in self.memories() {
-            for name in &names {
-                let mut rest = self.parameter(name).range.clone();
-                while !rest.is_empty() {
-                    let (filled, next) = (block.len(), rest.start + rest.len().min(DIGEST_BLOCK - block.len()));
-                    block.resize(filled + next - rest.start, 0.0);
-                    self.device.read(memory.region(rest.start..next), &mut block[filled..]);
-                    rest.start = next;
-                    if block.len() == DIGEST_BLOCK {
-                        digest.add(&digest_blocks(&block));
-                        block.clear();
-                    }
+        for entry in self.entries() {
+            let mut rest = entry.range;
+            while !rest.is_empty() {
+                let (filled, next) = (block.len(), rest.start + rest.len().min(DIGEST_BLOCK - block.len()));
+                block.resize(filled + next - rest.start, 0.0);
+                self.device.read(self.region_of(&(rest.start..next)), &mut block[filled..]);
+                rest.start = next;
+                if block.len() == DIGEST_BLOCK {
+                    digest.add(&digest_blocks(&block));
+                    block.clear();
                 }
             }
         }
@@ -204,8 +235,9 @@ impl<D: Device> Replica<D> {
         digest.finish()
     }
 
-    /// CRC-32C of a small window of the state: another one with each `turn`, so that [`WINDOWS`] turns in a row cover all of it. Equal on
-    /// replicas whose states are; no proof against anybody who means it; waits.
+    /// CRC-32C of a small window of the state: another one with each `turn`, so that [`WINDOWS`]
+    /// turns in a row cover all of it. Equal on replicas whose states are; no proof against anybody
+    /// who means it; waits.
     ///
     /// # Panics
     /// In mid-step.
@@ -247,7 +279,7 @@ impl<D: Device> Replica<D> {
 
     /// Values of the whole state: the arenas one after another, weights first, then each slot.
     pub fn state_elements(&self) -> usize {
-        self.arenas().count() * self.table.elements()
+        self.memories().len() * self.table.elements()
     }
 
     /// Copies some values of the state, which another replica of the same network may write; waits.
@@ -278,41 +310,33 @@ impl<D: Device> Replica<D> {
         assert_eq!(state.len(), self.state_elements(), "the state of another network or optimiser");
         let elements = self.table.elements();
         for (values, memory) in state.chunks(elements).zip(self.memories()) {
-            self.device.write(memory.region(0..elements), values);
+            self.device.write(memory.region(0..elements), Values::F32(values));
         }
     }
 
-    fn read_all(&mut self, memory: Memory, suffix: &str) -> Vec<StateTensor> {
+    fn read_all(&mut self, is_wanted: impl Fn(&StateEntry) -> bool) -> Vec<StateTensor> {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
-        let names: Vec<String> = self.forward_names().collect();
-        let read = |name: String| {
-            let (range, shape) = (self.parameter(&name).range.clone(), self.parameter(&name).shape.clone());
+        let wanted: Vec<StateEntry> = self.entries().into_iter().filter(is_wanted).collect();
+        let read = |StateEntry { name, shape, range, .. }| {
             let mut values = vec![0.0; range.len()];
-            self.device.read(memory.region(range), &mut values);
-            StateTensor { name: format!("{name}{suffix}"), shape, values }
+            self.device.read(self.region_of(&range), &mut values);
+            StateTensor { name, shape, values }
         };
-        names.into_iter().map(read).collect()
-    }
-
-    fn forward_names(&self) -> impl Iterator<Item = String> {
-        self.network().blocks().iter().flat_map(|block| ["weight", "bias"].map(|role| format!("{}.{role}", block.name)))
-    }
-
-    fn parameter(&self, name: &str) -> &ParamMeta {
-        self.table.get(name).unwrap_or_else(|| panic!("the table lacks {name}"))
+        wanted.into_iter().map(read).collect()
     }
 }
 
-/// In how many turns [`Replica::window_checksum`] covers a state, at the most: windows have so many values that it is worth the call.
+/// In how many turns [`Replica::window_checksum`] covers a state, at the most: windows have so many
+/// values that it is worth the call.
 pub const WINDOWS: usize = 128;
 const MIN_WINDOW: usize = 1 << 14;
 
 /// Values that are digested together, the last block of a state having fewer.
 pub const DIGEST_BLOCK: usize = 16 << 10;
 
-/// `BLAKE3(names and shapes ‖ BLAKE3(block 0) ‖ BLAKE3(block 1) ‖ …)` of the values of all tensors one after another, so that each block
-/// may be digested by another rank.
+/// `BLAKE3(names and shapes ‖ BLAKE3(block 0) ‖ BLAKE3(block 1) ‖ …)` of the values of all tensors
+/// one after another, so that each block may be digested by another rank.
 #[derive(Debug, Clone)]
 pub struct StateDigest(blake3::Hasher);
 

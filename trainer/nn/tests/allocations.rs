@@ -1,11 +1,11 @@
-//! A step on the CPU allocates nothing once it has run before.
+//! A step on the CPU allocates nothing once one of its micro-batch sizes has run before.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
+use lockstep_nn::{Cpu, Optimizer, Replica, Shape, models, optimizers::Sgd};
 
 const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
@@ -34,7 +34,11 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing_after_the_first() {
-    for network in [models::lenet5(), models::mlp(784, &[300, 100], 10)] {
+    let toy = |name: &str| {
+        let model = models::named(name).expect("a model");
+        (model.build)(Shape::image(1, 28, 28), 10).expect("images are large enough")
+    };
+    for network in [models::lenet5(), models::mlp(784, &[300, 100], 10), toy("resnet20")] {
         let buckets = network.table().ready_order();
         let mut replica =
             Replica::new(Cpu::new(), network, OPTIMIZER, 64, buckets).expect("ready ranges tile the arena");

@@ -1,14 +1,15 @@
-//! Every layer's gradient against finite differences of an independent forward pass in double precision.
+//! Every layer's gradient against finite differences of an independent forward pass in double
+//! precision.
 
 mod reference;
 
-use lockstep_nn::{Cpu, Instructions, Network, Optimizer, Replica, models, optimizers::Sgd};
-use reference::{Dice, Reference};
+use lockstep_nn::{Cpu, Instructions, Network, Optimizer, Replica, Shape, models, optimizers::Sgd};
+use reference::{Dice, Reference, chain, conv, flatten, linear, pool, relu};
 
 const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
-/// Step of the central differences, taken in f64: so small that no relu and no maximum changes sides within it, and
-/// large enough that rounding stays below 1e-8.
+/// Step of the central differences, taken in f64: so small that no relu and no maximum changes
+/// sides within it, and large enough that rounding stays below 1e-8.
 const STEP: f64 = 3e-7;
 /// Allowed error of an f32 gradient, relative to the largest gradient of the same parameter.
 const TOLERANCE: f64 = 2e-5;
@@ -76,40 +77,37 @@ fn relu_and_linear_layers_have_the_gradient_of_their_loss() {
 
 #[test]
 fn a_bare_convolution_has_the_gradient_of_its_loss() {
-    check_everywhere(|| built(Network::on_images(2, 4, 3).conv2d("c", 3, 3, 0).flatten()), 4);
+    check_everywhere(|| chain(Shape::image(2, 4, 3), &[("c", conv(3, 3, 0)), flatten()]), 4);
 }
 
 #[test]
 fn a_padded_convolution_with_relu_has_the_gradient_of_its_loss() {
-    let network = || Network::on_images(3, 5, 6).conv2d("a", 7, 3, 1).relu().conv2d("b", 4, 3, 2).relu();
-    check_everywhere(|| built(network().flatten().linear("fc", 3)), 17);
+    let layers = [("a", conv(7, 3, 1)), relu(), ("b", conv(4, 3, 2)), relu(), flatten(), ("fc", linear(3))];
+    check_everywhere(|| chain(Shape::image(3, 5, 6), &layers), 17);
 }
 
 #[test]
 fn pooling_with_and_without_relu_has_the_gradient_of_its_loss() {
-    let network = || Network::on_images(1, 12, 12).conv2d("a", 5, 5, 2).max_pool2().conv2d("b", 13, 3, 1).relu();
-    check_everywhere(|| built(network().max_pool2().flatten().linear("fc", 4)), 3);
+    let layers = [("a", conv(5, 5, 2)), pool(), ("b", conv(13, 3, 1)), relu(), pool(), flatten(), ("fc", linear(4))];
+    check_everywhere(|| chain(Shape::image(1, 12, 12), &layers), 3);
 }
 
 #[test]
 fn pooling_that_drops_an_odd_row_and_column_has_the_gradient_of_its_loss() {
-    let network = || Network::on_images(2, 8, 10).conv2d("a", 4, 2, 0).relu().max_pool2().conv2d("b", 3, 1, 0);
-    check_everywhere(|| built(network().relu().flatten().linear("fc", 3)), 16);
+    let layers = [("a", conv(4, 2, 0)), relu(), pool(), ("b", conv(3, 1, 0)), relu(), flatten(), ("fc", linear(3))];
+    check_everywhere(|| chain(Shape::image(2, 8, 10), &layers), 16);
 }
 
 #[test]
 fn kernels_of_every_size_have_the_gradient_of_their_loss() {
     for kernel in [1, 2, 4, 6, 7] {
-        let network = || Network::on_images(2, 9, 9).conv2d("a", 3, 3, 1).relu().conv2d("b", 5, kernel, kernel / 2);
-        check_everywhere(|| built(network().relu().flatten().linear("fc", 2)), 2);
+        let layers =
+            [("a", conv(3, 3, 1)), relu(), ("b", conv(5, kernel, kernel / 2)), relu(), flatten(), ("fc", linear(2))];
+        check_everywhere(|| chain(Shape::image(2, 9, 9), &layers), 2);
     }
 }
 
 #[test]
 fn lenet5_has_the_gradient_of_its_loss() {
     check(models::lenet5(), 3, Instructions::detect());
-}
-
-fn built(builder: lockstep_nn::NetworkBuilder) -> Network {
-    builder.build().expect("the network of a test is a network")
 }

@@ -1,4 +1,5 @@
-//! The step engine: what is announced when, what a step adds up to, and that a late device changes nothing.
+//! The step engine: what is announced when, what a step adds up to, and that a late device changes
+//! nothing.
 
 mod reference;
 mod state;
@@ -6,8 +7,9 @@ mod state;
 use std::sync::mpsc;
 use std::thread;
 
+use lockstep_nn::layers::SoftmaxCrossEntropy;
 use lockstep_nn::testing::Late;
-use lockstep_nn::{Cpu, Device, Error, Gradient, Network, Optimizer, Replica, models, optimizers::Sgd};
+use lockstep_nn::{Cpu, Device, Error, Gradient, Network, Optimizer, Replica, Shape, models, optimizers::Sgd};
 use reference::Dice;
 
 const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
@@ -94,6 +96,30 @@ fn a_late_device_trains_to_the_same_bits() {
         assert_eq!(train(&mut prompt, &batch, 20), train(&mut late, &batch, 20));
         assert_eq!(prompt.digest(), late.digest());
         assert_eq!(prompt.gradient_norms(), late.gradient_norms());
+    }
+}
+
+#[test]
+fn a_late_device_trains_every_kind_of_model_to_the_same_bits() {
+    let images = Shape::image(1, 32, 32);
+    let kinds = ["perceptron", "mlp", "lenet5", "googlenet", "resnet20", "resnet18"].map(|name| {
+        let model = models::named(name).expect("a model");
+        (model.build)(images, 10).unwrap_or_else(|error| panic!("{name}: {error}"))
+    });
+    let loss = SoftmaxCrossEntropy { ignored: Some(255), ..SoftmaxCrossEntropy::default() };
+    let unet = models::unet_of(images, 10, 4, loss).expect("images are large enough");
+    for network in kinds.into_iter().chain([unet]) {
+        let mut dice = Dice::new(4);
+        let labels = 3 * network.shape(network.output()).pixels();
+        let batch = Batch {
+            images: (0..3 * images.elements()).map(|_| dice.centred()).collect(),
+            labels: (0..labels).map(|label| if label % 5 == 4 && labels > 3 { 255 } else { dice.below(10) }).collect(),
+        };
+        let (mut prompt, mut late) = (replica(Cpu::new(), network.clone(), 3), replica(Late::new(), network, 3));
+        let losses = train(&mut prompt, &batch, 3);
+        assert_eq!(losses, train(&mut late, &batch, 3));
+        assert!(losses.iter().all(|(loss, _)| loss.is_finite()) && losses[0] != losses[2], "{losses:?}");
+        assert_eq!(prompt.digest(), late.digest());
     }
 }
 
@@ -405,7 +431,8 @@ fn frozen_gaps_between_parameters_stay_zero() {
     assert!((0..gradients.len()).filter(gap).all(|index| gradients[index] == 0.0));
 }
 
-/// Gradients and loss of a step whose parts are these runs of samples, some of them in two micro-batches.
+/// Gradients and loss of a step whose parts are these runs of samples, some of them in two
+/// micro-batches.
 fn in_parts<D: Device>(replica: &mut Replica<D>, batch: &Batch, parts: &[std::ops::Range<usize>]) -> (Vec<f32>, f64) {
     let mut gradients = Vec::new();
     replica.begin_step();

@@ -1,12 +1,13 @@
-//! Kernels: free functions over slices, each compiled for several instruction sets and chosen at run time.
+//! Kernels: free functions over slices, each compiled for several instruction sets and chosen at
+//! run time.
 
 #![allow(clippy::needless_range_loop, reason = "indices of constant range name registers")]
 #![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
 
-pub(crate) mod convolution;
+pub(crate) mod exponential;
 pub(crate) mod norm;
 pub(crate) mod product;
-mod simd;
+pub(crate) mod simd;
 
 /// An instruction set that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,8 @@ impl Instructions {
     }
 }
 
-/// A loop in plain Rust that the compiler turns into vector instructions of each set. `run` must be `#[inline(always)]`.
+/// A loop in plain Rust that the compiler turns into vector instructions of each set. `run` must be
+/// `#[inline(always)]`.
 pub(crate) trait Vectorised {
     type Output;
     fn run(self) -> Self::Output;
@@ -74,3 +76,45 @@ fn run_avx2<K: Vectorised>(kernel: K) -> K::Output {
 fn run_avx512<K: Vectorised>(kernel: K) -> K::Output {
     kernel.run()
 }
+
+/// Compiles a loop in plain Rust for each instruction set; the function takes the set before its
+/// other arguments.
+macro_rules! vectorised {
+    ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
+        #[allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
+        $visible fn $name(instructions: $crate::kernels::Instructions, $($argument: $type),*) $(-> $result)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
+            fn plain($($argument: $type),*) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
+            fn avx2($($argument: $type),*) $(-> $result)? {
+                plain($($argument),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma")]
+            #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
+            fn avx512($($argument: $type),*) $(-> $result)? {
+                plain($($argument),*)
+            }
+
+            match instructions {
+                $crate::kernels::Instructions::Baseline => plain($($argument),*),
+                // SAFETY: a device only carries instructions that its core has.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::Instructions::Avx2 => unsafe { avx2($($argument),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::Instructions::Avx512 => unsafe { avx512($($argument),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                $crate::kernels::Instructions::Avx2 | $crate::kernels::Instructions::Avx512 => plain($($argument),*),
+            }
+        }
+    };
+}
+pub(crate) use vectorised;

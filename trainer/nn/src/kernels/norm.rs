@@ -5,7 +5,8 @@ use super::{Instructions, Vectorised};
 /// Running sums of a norm, on every machine.
 const LANES: usize = 16;
 
-/// `√Σx²`: squares are added in double precision by fused multiply-add into 16 lanes, then the lanes from the first.
+/// `√Σx²`: squares are added in double precision by fused multiply-add into 16 lanes, then the
+/// lanes from the first.
 pub(crate) fn norm(instructions: Instructions, values: &[f32]) -> f64 {
     squares(instructions, values).sqrt()
 }

@@ -5,9 +5,9 @@
 /// A vector of `LANES` samples.
 ///
 /// # Safety
-/// Every method needs a core with the implementation's instructions; `load` and `store` need `LANES` elements at the
-/// pointer, of any alignment.
-pub(super) trait Simd: Copy {
+/// Every method needs a core with the implementation's instructions; `load` and `store` need
+/// `LANES` elements at the pointer, of any alignment.
+pub(crate) trait Simd: Copy {
     const LANES: usize;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
@@ -27,7 +27,7 @@ pub(super) trait Simd: Copy {
 
 /// Eight lanes in plain Rust.
 #[derive(Clone, Copy)]
-pub(super) struct Plain([f32; 8]);
+pub(crate) struct Plain([f32; 8]);
 
 impl Plain {
     #[inline(always)]
@@ -89,7 +89,7 @@ impl Simd for Plain {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block here is one intrinsic under the trait's contract")]
@@ -99,7 +99,7 @@ mod x86 {
 
     /// Eight lanes of AVX2 and FMA.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(__m256);
+    pub(crate) struct Avx2(__m256);
 
     impl Simd for Avx2 {
         const LANES: usize = 8;
@@ -157,7 +157,7 @@ mod x86 {
 
     /// Sixteen lanes of AVX-512F.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512(__m512);
+    pub(crate) struct Avx512(__m512);
 
     impl Simd for Avx512 {
         const LANES: usize = 16;

@@ -1,6 +1,6 @@
 //! Adam with decoupled weight decay (arXiv 1711.05101), as `torch.optim.AdamW`:
-//! `m ← β₁m + (1−β₁)g`, `v ← β₂v + (1−β₂)g²`; `w ← w − rate·λ·w − rate·m̂ / (√v̂ + ε)`, where `m̂ = m / (1−β₁ᵗ)` and
-//! `v̂ = v / (1−β₂ᵗ)`.
+//! `m ← β₁m + (1−β₁)g`, `v ← β₂v + (1−β₂)g²`; `w ← w − rate·λ·w − rate·m̂ / (√v̂ + ε)`, where
+//! `m̂ = m / (1−β₁ᵗ)` and `v̂ = v / (1−β₂ᵗ)`.
 
 use super::{Tensor, filled};
 use crate::kernels::{Instructions, Vectorised};

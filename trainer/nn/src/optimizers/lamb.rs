@@ -1,6 +1,7 @@
 //! Layer-wise adaptive moments (You et al., arXiv 1904.00962). For each tensor Adam's moments
 //! `m ← β₁m + (1−β₁)g`, `v ← β₂v + (1−β₂)g²`, both divided by `1 − βᵗ`; `r = m̂ / (√v̂ + ε) + λ·w`;
-//! `w ← w − rate·(‖w‖/‖r‖)·r`, with ratio 1 if a norm is 0. Biases and norm parameters take ratio 1 and no decay.
+//! `w ← w − rate·(‖w‖/‖r‖)·r`, with ratio 1 if a norm is 0. Biases and norm parameters take ratio 1
+//! and no decay.
 
 use super::{Tensor, filled};
 use crate::{
@@ -110,8 +111,8 @@ mod tests {
 
     const RULE: Lamb = Lamb { betas: [0.9, 0.999], weight_decay: 0.01, epsilon: 1e-6 };
 
-    /// At the first step m̂ = g and v̂ = g², so r = sign(g) + λw up to ε: (1.03, 1.04) for w = (3, 4);
-    /// ‖r‖ = 1.463728, ratio 3.415935; w′ = w − 0.1·3.415935·r.
+    /// At the first step m̂ = g and v̂ = g², so r = sign(g) + λw up to ε: (1.03, 1.04) for w = (3,
+    /// 4); ‖r‖ = 1.463728, ratio 3.415935; w′ = w − 0.1·3.415935·r.
     #[test]
     fn the_first_update_is_the_one_derived_by_hand() {
         let updated = run(Optimizer::Lamb(RULE), &[3.0, 4.0], &[0.06, 0.08], &[0.1]);

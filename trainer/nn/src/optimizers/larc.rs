@@ -1,6 +1,7 @@
-//! LARC: the layer-wise rate of LARS around SGD with momentum, as NVIDIA's apex computes it. For each tensor
-//! `local = c‖w‖ / (‖g‖ + λ‖w‖ + 1e-8)`; clip mode takes `min(local / rate, 1)`, scale mode `local` itself;
-//! `g ← (g + λ·w)·local`, then SGD without further decay. If a norm is 0, the gradient stays as it is.
+//! LARC: the layer-wise rate of LARS around SGD with momentum, as NVIDIA's apex computes it. For
+//! each tensor `local = c‖w‖ / (‖g‖ + λ‖w‖ + 1e-8)`; clip mode takes `min(local / rate, 1)`, scale
+//! mode `local` itself; `g ← (g + λ·w)·local`, then SGD without further decay. If a norm is 0, the
+//! gradient stays as it is.
 
 use super::{Biases, Tensor, sgd};
 use crate::kernels::{Instructions, norm::norm};
@@ -84,7 +85,8 @@ mod tests {
         (3.0 - f64::from(updated[0])) / (f64::from(gradients[0]) + 1e-4 * 3.0)
     }
 
-    /// Vectors of the design's data plane page: local 0.9950248, and 0.0099995 for a gradient 100 times as long.
+    /// Vectors of the design's data plane page: local 0.9950248, and 0.0099995 for a gradient 100
+    /// times as long.
     #[test]
     fn clip_mode_takes_the_lower_rate() {
         assert!((effective_rate(LarcMode::Clip, [0.06, 0.08]) - 0.1).abs() < 1e-5);

@@ -1,8 +1,9 @@
-//! Layer-wise adaptive rate scaling (You et al., arXiv 1708.03888), in the form of MLPerf's ResNet-50. For each tensor:
-//! `trust = η‖w‖ / (‖g‖ + λ‖w‖ + ε)`, 1 if a norm is 0; `v ← m·v − rate·trust·(g + λ·w)`, then `w ← w + v`.
+//! Layer-wise adaptive rate scaling (You et al., arXiv 1708.03888), in the form of MLPerf's
+//! ResNet-50. For each tensor: `trust = η‖w‖ / (‖g‖ + λ‖w‖ + ε)`, 1 if a norm is 0;
+//! `v ← m·v − rate·trust·(g + λ·w)`, then `w ← w + v`.
 //!
-//! The rate lies inside `v`: a rate that changes does not rescale the steps that came before. Norm parameters take
-//! trust 1 and no decay; biases have no decay, and trust as [`Biases`] says.
+//! The rate lies inside `v`: a rate that changes does not rescale the steps that came before. Norm
+//! parameters take trust 1 and no decay; biases have no decay, and trust as [`Biases`] says.
 
 use super::{Biases, Tensor};
 use crate::kernels::{Instructions, Vectorised, norm::norm};

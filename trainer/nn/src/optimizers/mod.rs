@@ -1,7 +1,9 @@
-//! Update rules: hyperparameters, the slots that each keeps between steps, and its arithmetic for one tensor.
+//! Update rules: hyperparameters, the slots that each keeps between steps, and its arithmetic for
+//! one tensor.
 //!
-//! Every rule gives the same bits on every instruction set, so that ranks on different machines stay equal: element by
-//! element, with fused multiply-adds, from norms whose sums have a fixed order.
+//! Every rule gives the same bits on every instruction set, so that ranks on different machines
+//! stay equal: element by element, with fused multiply-adds, from norms whose sums have a fixed
+//! order.
 
 mod adamw;
 mod lamb;
@@ -37,7 +39,8 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// The names of the slots, as PyTorch's optimisers call them. A slot has one value for each weight.
+    /// The names of the slots, as PyTorch's optimisers call them. A slot has one value for each
+    /// weight.
     #[must_use]
     pub const fn slots(&self) -> &'static [&'static str] {
         match self {
@@ -91,7 +94,7 @@ impl Biases {
         match role {
             Role::Weight => true,
             Role::Bias => self == Biases::Trust,
-            Role::Norm => false,
+            Role::Norm | Role::Statistic { .. } => false,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Root mean square propagation, as `torch.optim.RMSprop`: `s ← α·s + (1−α)·g²` with `g ← g + λ·w` first;
-//! `b ← m·b + g / (√s + ε)`, then `w ← w − rate·b`.
+//! Root mean square propagation, as `torch.optim.RMSprop`: `s ← α·s + (1−α)·g²` with `g ← g + λ·w`
+//! first; `b ← m·b + g / (√s + ε)`, then `w ← w − rate·b`.
 
 use super::Tensor;
 use crate::kernels::{Instructions, Vectorised};

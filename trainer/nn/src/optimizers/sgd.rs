@@ -1,5 +1,5 @@
-//! Stochastic gradient descent with momentum, as `torch.optim.SGD`:
-//! `v ← m·v + g + λ·w`, then `w ← w − rate·v`; with Nesterov's momentum `w ← w − rate·(g + λ·w + m·v)`.
+//! Stochastic gradient descent with momentum, as `torch.optim.SGD`: `v ← m·v + g + λ·w`, then
+//! `w ← w − rate·v`; with Nesterov's momentum `w ← w − rate·(g + λ·w + m·v)`.
 
 use super::Tensor;
 use crate::kernels::{Instructions, Vectorised};
@@ -58,9 +58,9 @@ mod tests {
     use super::super::{Optimizer, tests::run};
     use super::*;
 
-    /// m = 0.5, λ = 0.25, rate = 0.5. Every intermediate is a dyadic fraction, so the numbers are exact:
-    /// first v = g + λw = (0.75, −1.5), w = (1, −2) − 0.5·v = (0.625, −1.25); then
-    /// v = 0.5·(0.75, −1.5) + (0.65625, −1.3125) = (1.03125, −2.0625), w = w − 0.5·v.
+    /// m = 0.5, λ = 0.25, rate = 0.5. Every intermediate is a dyadic fraction, so the numbers are
+    /// exact: first v = g + λw = (0.75, −1.5), w = (1, −2) − 0.5·v = (0.625, −1.25); then v =
+    /// 0.5·(0.75, −1.5) + (0.65625, −1.3125) = (1.03125, −2.0625), w = w − 0.5·v.
     #[test]
     fn two_updates_are_the_ones_derived_by_hand() {
         let rule = Optimizer::Sgd(Sgd { momentum: 0.5, weight_decay: 0.25, nesterov: false });

@@ -1,22 +1,22 @@
-//! A device that does everything as late as it may, as a GPU might: operations are recorded, and run in order on
-//! another thread only once somebody waits for an event behind them. Results are those of [`Cpu`], bit for bit.
+//! A device that does everything as late as it may, as a GPU might: operations are recorded, and
+//! run in order on another thread only once somebody waits for an event behind them. Results are
+//! those of [`Cpu`], bit for bit.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use crate::arena::Lease;
-use crate::device::{
-    Accumulation, Convolution, Cpu, Device, Linear, Memory, Norms, Region, SoftmaxCrossEntropy, Tally, Update, Upload,
-};
+use crate::device::{Cpu, Device, Memory, Region, Tally, Tensor, Values};
+use crate::dtype::DType;
+use crate::op::{MicroBatch, Op, Written};
 
-use super::queue::{LateEvent, LateProgress, Shared, Written};
+use super::queue::{LateEvent, LateProgress, Shared};
 
 /// See the module's description.
 ///
 /// # Panics
-/// Where the host reads memory or totals before it has waited for an event behind their last writer. A panic inside an
-/// operation surfaces at the next wait.
+/// Where the host reads memory or totals before it has waited for an event behind their last
+/// writer. A panic inside an operation surfaces at the next wait.
 #[derive(Debug)]
 pub struct Late {
     shared: Arc<Shared>,
@@ -39,8 +39,8 @@ impl Late {
         LateProgress::of(&self.shared)
     }
 
-    fn record(&mut self, writes: &[Written], operation: impl FnOnce(&mut Cpu) + Send + 'static) {
-        self.shared.record(writes, Box::new(operation));
+    fn record(&mut self, written: Vec<Written>, operation: impl FnOnce(&mut Cpu) + Send + 'static) {
+        self.shared.record(written, Box::new(operation));
     }
 }
 
@@ -64,105 +64,37 @@ impl Device for Late {
     type Event = LateEvent;
     type HostView = LateView;
 
-    fn allocate(&mut self, elements: usize) -> Memory {
-        self.shared.cpu().allocate(elements)
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Memory {
+        self.shared.cpu().allocate(dtype, elements)
     }
 
     fn allocate_tally(&mut self) -> Tally {
         self.shared.cpu().allocate_tally()
     }
 
-    fn convolution_workspace(&self, operation: &Convolution) -> usize {
-        self.shared.cpu().convolution_workspace(operation)
+    fn has_blocks(&self) -> bool {
+        self.shared.cpu().has_blocks()
     }
 
-    fn linear_workspace(&self, operation: &Linear) -> usize {
-        self.shared.cpu().linear_workspace(operation)
+    fn reserve(&mut self, operation: &Op, samples: usize) {
+        self.shared.cpu().reserve(operation, samples);
     }
 
-    fn upload(&mut self, operation: &Upload, images: &[f32], labels: &[u32]) {
-        let (operation, images, labels) = (*operation, images.to_vec(), labels.to_vec());
-        let writes = [operation.images.region, operation.labels].map(Written::Region);
-        self.record(&writes, move |cpu| cpu.upload(&operation, &images, &labels));
+    fn upload(&mut self, into: &Tensor, values: Values<'_>) {
+        let (into, values) = (*into, Copied::of(values));
+        self.record(vec![Written::Region(into.region)], move |cpu| cpu.upload(&into, values.show()));
     }
 
-    fn convolution_forward(&mut self, operation: &Convolution, samples: usize) {
-        let operation = *operation;
-        let writes = operation.forward_writes().map(Written::Region);
-        self.record(&writes, move |cpu| cpu.convolution_forward(&operation, samples));
+    fn enqueue(&mut self, operation: &Op, batch: &MicroBatch) {
+        let (operation, batch) = (operation.clone(), *batch);
+        let mut written = Vec::new();
+        operation.each_written(&mut |one| written.push(one));
+        self.record(written, move |cpu| cpu.enqueue(&operation, &batch));
     }
 
-    fn convolution_backward(&mut self, operation: &Convolution, accumulation: Accumulation, samples: usize) {
-        let operation = *operation;
-        let writes = operation.backward_writes().map(Written::Region);
-        self.record(&writes, move |cpu| cpu.convolution_backward(&operation, accumulation, samples));
-    }
-
-    fn linear_forward(&mut self, operation: &Linear, samples: usize) {
-        let operation = *operation;
-        let writes = [operation.output.region, operation.workspace].map(Written::Region);
-        self.record(&writes, move |cpu| cpu.linear_forward(&operation, samples));
-    }
-
-    fn linear_parameter_gradients(
-        &mut self,
-        operation: &Linear,
-        rows: Range<usize>,
-        accumulation: Accumulation,
-        samples: usize,
-    ) {
-        let operation = *operation;
-        let with_the_first = [operation.bias.gradient, operation.gradients.output.region];
-        let mut regions = vec![operation.gradient_of(&rows), operation.workspace];
-        regions.extend(with_the_first.into_iter().filter(|_| rows.start == 0));
-        let written: Vec<Written> = regions.into_iter().map(Written::Region).collect();
-        self.record(&written, move |cpu| {
-            cpu.linear_parameter_gradients(&operation, rows, accumulation, samples);
-        });
-    }
-
-    fn linear_input_gradient(&mut self, operation: &Linear, samples: usize) {
-        let operation = *operation;
-        let written: Vec<Written> =
-            operation.gradients.input.iter().map(|input| Written::Region(input.region)).collect();
-        self.record(&written, move |cpu| cpu.linear_input_gradient(&operation, samples));
-    }
-
-    fn softmax_cross_entropy(&mut self, operation: &SoftmaxCrossEntropy, scale: f32, samples: usize) {
-        let operation = *operation;
-        let gradient = operation.gradient.iter().map(|gradient| Written::Region(gradient.region));
-        let writes: Vec<Written> = gradient.chain([Written::Tally(operation.tally)]).collect();
-        self.record(&writes, move |cpu| cpu.softmax_cross_entropy(&operation, scale, samples));
-    }
-
-    fn clear(&mut self, tally: Tally) {
-        self.record(&[Written::Tally(tally)], move |cpu| cpu.clear(tally));
-    }
-
-    fn write_loss(&mut self, tally: Tally, into: Region) {
-        self.record(&[Written::Region(into)], move |cpu| cpu.write_loss(tally, into));
-    }
-
-    fn zero(&mut self, region: Region) {
-        self.record(&[Written::Region(region)], move |cpu| cpu.zero(region));
-    }
-
-    fn write(&mut self, region: Region, values: &[f32]) {
-        let values = values.to_vec();
-        self.record(&[Written::Region(region)], move |cpu| cpu.write(region, &values));
-    }
-
-    fn update(&mut self, operation: &Update) {
-        let operation = operation.clone();
-        let written = |memory: Memory| operation.ranges.iter().map(move |updated| memory.region(updated.range.clone()));
-        let memories = std::iter::once(operation.weights).chain(operation.slots.iter().copied());
-        let writes: Vec<Written> = memories.flat_map(written).map(Written::Region).collect();
-        self.record(&writes, move |cpu| cpu.update(&operation));
-    }
-
-    fn norms(&mut self, operation: &Norms) {
-        let operation = operation.clone();
-        self.record(&[Written::Region(operation.into)], move |cpu| cpu.norms(&operation));
+    fn write(&mut self, region: Region, values: Values<'_>) {
+        let values = Copied::of(values);
+        self.record(vec![Written::Region(region)], move |cpu| cpu.write(region, values.show()));
     }
 
     fn ready(&mut self) -> LateEvent {
@@ -174,6 +106,11 @@ impl Device for Late {
         self.shared.cpu().read(region, values);
     }
 
+    fn download(&mut self, from: &Tensor, values: &mut [f32]) {
+        self.shared.assert_waited_for(Written::Region(from.region));
+        self.shared.cpu().download(from, values);
+    }
+
     fn read_tally(&mut self, tally: Tally) -> (f64, u64) {
         self.shared.assert_waited_for(Written::Tally(tally));
         self.shared.cpu().read_tally(tally)
@@ -181,6 +118,31 @@ impl Device for Late {
 
     fn host_view(&mut self, region: Region, event: LateEvent) -> LateView {
         LateView { event, region, lease: None }
+    }
+}
+
+/// Values that the host may have changed before they are read.
+enum Copied {
+    F32(Vec<f32>),
+    U32(Vec<u32>),
+    U8(Vec<u8>),
+}
+
+impl Copied {
+    fn of(values: Values<'_>) -> Copied {
+        match values {
+            Values::F32(values) => Copied::F32(values.to_vec()),
+            Values::U32(values) => Copied::U32(values.to_vec()),
+            Values::U8(values) => Copied::U8(values.to_vec()),
+        }
+    }
+
+    fn show(&self) -> Values<'_> {
+        match self {
+            Copied::F32(values) => Values::F32(values),
+            Copied::U32(values) => Values::U32(values),
+            Copied::U8(values) => Values::U8(values),
+        }
     }
 }
 
@@ -205,8 +167,8 @@ mod tests {
 
     fn one_write() -> (Late, Region) {
         let mut device = Late::new();
-        let region = device.allocate(4).region(0..4);
-        device.write(region, &[1.0, 2.0, 3.0, 4.0]);
+        let region = device.allocate(DType::F32, 4).region(0..4);
+        device.write(region, Values::F32(&[1.0, 2.0, 3.0, 4.0]));
         (device, region)
     }
 
@@ -222,7 +184,7 @@ mod tests {
     fn only_what_lies_before_an_event_is_done_when_it_was_waited_for() {
         let (mut device, region) = one_write();
         let event = device.ready();
-        device.zero(region);
+        device.enqueue(&Op::Zero(region), &MicroBatch::NONE);
         event.wait();
         assert_eq!((device.progress().recorded(), device.progress().done()), (2, 1));
     }
@@ -239,7 +201,7 @@ mod tests {
     fn a_read_behind_too_early_an_event_panics() {
         let (mut device, region) = one_write();
         let event = device.ready();
-        device.zero(region);
+        device.enqueue(&Op::Zero(region), &MicroBatch::NONE);
         event.wait();
         device.read(region, &mut [0.0; 4]);
     }
@@ -249,7 +211,7 @@ mod tests {
     fn totals_before_their_event_panic() {
         let mut device = Late::new();
         let tally = device.allocate_tally();
-        device.clear(tally);
+        device.enqueue(&Op::ClearTally(tally), &MicroBatch::NONE);
         device.read_tally(tally);
     }
 
@@ -266,8 +228,8 @@ mod tests {
     #[should_panic(expected = "an operation of the device panicked")]
     fn a_panic_in_an_operation_reaches_whoever_waits() {
         let mut device = Late::new();
-        let region = device.allocate(4).region(0..5);
-        device.zero(region);
+        let region = device.allocate(DType::F32, 4).region(0..5);
+        device.enqueue(&Op::Zero(region), &MicroBatch::NONE);
         device.ready().wait();
     }
 }

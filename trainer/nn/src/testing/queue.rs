@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::arena::Lease;
-use crate::device::{Cpu, Device, Done, Event, Region, Tally};
+use crate::device::{Cpu, Device, Done, Event, Region};
+use crate::op::Written;
 
 /// A point in the order of a [`super::Late`] device's operations.
 #[derive(Clone)]
@@ -67,13 +68,6 @@ impl LateProgress {
     }
 }
 
-/// What an operation may write.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Written {
-    Region(Region),
-    Tally(Tally),
-}
-
 impl Written {
     fn overlaps(&self, other: &Written) -> bool {
         match (self, other) {
@@ -112,11 +106,11 @@ impl Shared {
     }
 
     /// Appends an operation and what it may write.
-    pub(super) fn record(&self, writes: &[Written], operation: Operation) {
+    pub(super) fn record(&self, written: impl IntoIterator<Item = Written>, operation: Operation) {
         let mut queue = self.queue();
         queue.recorded += 1;
         let recorded = queue.recorded;
-        queue.writes.extend(writes.iter().map(|written| (*written, recorded)));
+        queue.writes.extend(written.into_iter().map(|written| (written, recorded)));
         queue.operations.push_back(operation);
     }
 

@@ -4,7 +4,40 @@
 
 use std::collections::HashMap;
 
-use lockstep_nn::{BlockKind, Network, StateTensor};
+use lockstep_nn::layers::{Activation, Conv2d, Flatten, Layer, Linear, MaxPool, SoftmaxCrossEntropy};
+use lockstep_nn::{Graph, Network, Node, Shape, StateTensor};
+
+/// A chain of layers that ends with a loss; layers without a name have no parameters.
+pub(crate) fn chain(input: Shape, layers: &[(&str, Layer)]) -> Network {
+    let mut graph = Graph::new();
+    let mut x = graph.input(input);
+    for (name, layer) in layers {
+        let added = if name.is_empty() { graph.then(layer.clone(), x) } else { graph.add(name, layer.clone(), &[x]) };
+        x = added.expect("the layers of a test fit");
+    }
+    graph.loss(SoftmaxCrossEntropy::default(), x).expect("features");
+    graph.build().expect("the network of a test is a network")
+}
+
+pub(crate) fn conv(outputs: usize, kernel: usize, padding: usize) -> Layer {
+    Conv2d::new(outputs, kernel).padding(padding).into()
+}
+
+pub(crate) fn relu() -> (&'static str, Layer) {
+    ("", Activation::relu().into())
+}
+
+pub(crate) fn pool() -> (&'static str, Layer) {
+    ("", MaxPool::new(2).into())
+}
+
+pub(crate) fn flatten() -> (&'static str, Layer) {
+    ("", Flatten.into())
+}
+
+pub(crate) fn linear(outputs: usize) -> Layer {
+    Linear::new(outputs).into()
+}
 
 pub(crate) struct Reference<'a> {
     network: &'a Network,
@@ -35,61 +68,66 @@ impl<'a> Reference<'a> {
 
     fn logits(&self, image: &[f32]) -> Vec<f64> {
         let mut values: Vec<f64> = image.iter().map(|value| f64::from(*value)).collect();
-        for block in self.network.blocks() {
-            let weight = &self.weights[&format!("{}.weight", block.name)];
-            let bias = &self.weights[&format!("{}.bias", block.name)];
-            let product = block.product();
-            let mut sums = Vec::new();
-            for output in 0..product.channels {
-                for y in 0..product.height {
-                    for x in 0..product.width {
-                        let sum: f64 = match block.kind {
-                            BlockKind::Linear => {
-                                values.iter().zip(&weight[output * values.len()..]).map(|(v, w)| v * w).sum()
-                            }
-                            BlockKind::Convolution { kernel, padding } => {
-                                let (height, width) = (block.input.height, block.input.width);
-                                let mut sum = 0.0;
-                                for channel in 0..block.input.channels {
-                                    for i in 0..kernel {
-                                        for j in 0..kernel {
-                                            let (y, x) = ((y + i).wrapping_sub(padding), (x + j).wrapping_sub(padding));
-                                            if y < height && x < width {
-                                                let tap = ((output * block.input.channels + channel) * kernel + i)
-                                                    * kernel
-                                                    + j;
-                                                sum += weight[tap] * values[(channel * height + y) * width + x];
-                                            }
-                                        }
-                                    }
-                                }
-                                sum
-                            }
-                        };
-                        let sum = sum + bias[output];
-                        sums.push(if block.relu { sum.max(0.0) } else { sum });
-                    }
-                }
-            }
-            values = sums;
-            if block.pooled {
-                let at =
-                    |channel: usize, y: usize, x: usize| values[(channel * product.height + y) * product.width + x];
-                let mut pooled = Vec::new();
-                for channel in 0..block.output.channels {
-                    for y in 0..block.output.height {
-                        for x in 0..block.output.width {
-                            let window =
-                                [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(i, j)| at(channel, 2 * y + i, 2 * x + j));
-                            pooled.push(window.into_iter().fold(f64::NEG_INFINITY, f64::max));
-                        }
-                    }
-                }
-                values = pooled;
-            }
+        for node in self.network.nodes() {
+            let (input, output) = (self.network.shape(node.inputs[0]), self.network.shape(node.output));
+            values = match &node.layer {
+                Layer::Linear(_) => self.linear(node, &values, output),
+                Layer::Conv2d(layer) => self.convolution(node, layer, &values, input, output),
+                Layer::Activation(_) => values.into_iter().map(|value| value.max(0.0)).collect(),
+                Layer::MaxPool(layer) => maxima(layer.window.stride[0], &values, input, output),
+                Layer::Flatten(_) => values,
+                other => panic!("the reference has no {other:?}"),
+            };
         }
         values
     }
+
+    fn parameters(&self, node: &Node) -> [&[f64]; 2] {
+        ["weight", "bias"].map(|role| &self.weights[&format!("{}.{role}", node.name)][..])
+    }
+
+    fn linear(&self, node: &Node, values: &[f64], output: Shape) -> Vec<f64> {
+        let [weight, bias] = self.parameters(node);
+        let product =
+            |output: usize| values.iter().zip(&weight[output * values.len()..]).map(|(v, w)| v * w).sum::<f64>();
+        (0..output.channels).map(|output| product(output) + bias[output]).collect()
+    }
+
+    fn convolution(&self, node: &Node, layer: &Conv2d, values: &[f64], input: Shape, output: Shape) -> Vec<f64> {
+        let [weight, bias] = self.parameters(node);
+        let [rows, columns] = layer.window.kernel;
+        let padding = layer.window.padding[0];
+        let sum = |o: usize, y: usize, x: usize| {
+            let mut sum = bias[o];
+            for channel in 0..input.channels {
+                for i in 0..rows {
+                    for j in 0..columns {
+                        let (y, x) = ((y + i).wrapping_sub(padding), (x + j).wrapping_sub(padding));
+                        if y < input.height && x < input.width {
+                            let tap = ((o * input.channels + channel) * rows + i) * columns + j;
+                            sum += weight[tap] * values[(channel * input.height + y) * input.width + x];
+                        }
+                    }
+                }
+            }
+            sum
+        };
+        places(output).map(|(channel, y, x)| sum(channel, y, x)).collect()
+    }
+}
+
+fn maxima(side: usize, values: &[f64], input: Shape, output: Shape) -> Vec<f64> {
+    let at = |channel: usize, y: usize, x: usize| values[(channel * input.height + y) * input.width + x];
+    let maximum = |(channel, y, x): (usize, usize, usize)| {
+        let window = (0..side * side).map(|tap| at(channel, side * y + tap / side, side * x + tap % side));
+        window.fold(f64::NEG_INFINITY, f64::max)
+    };
+    places(output).map(maximum).collect()
+}
+
+fn places(shape: Shape) -> impl Iterator<Item = (usize, usize, usize)> {
+    let pixels = shape.pixels();
+    (0..shape.elements()).map(move |index| (index / pixels, index % pixels / shape.width, index % shape.width))
 }
 
 /// A small generator: the tests need variety, not quality.

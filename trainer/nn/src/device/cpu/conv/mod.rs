@@ -39,7 +39,7 @@ use lanes::{Avx2, Avx512};
 use pack::Order;
 
 /// The sizes of a convolution; pairs are rows, then columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Images.
     pub batch: usize,

@@ -1,8 +1,9 @@
-//! `y[o] = pool(relu(b[o] + Σ_{c,i,j} w[o,c,i,j] · x[c, row+i, column+j]))` for 16 samples at a time.
+//! `y[o] = pool(relu(b[o] + Σ_{c,i,j} w[o,c,i,j] · x[c, row+i, column+j]))` for 16 samples at a
+//! time.
 
-use super::super::simd::Simd;
+use super::SAMPLE_LANES;
 use super::{Forward, channel_groups, pixel};
-use crate::device::SAMPLE_LANES;
+use crate::kernels::simd::Simd;
 
 /// All blocks; `V` vectors of `S` hold one pixel's samples.
 ///
@@ -36,8 +37,8 @@ unsafe fn group<S: Simd, const V: usize, const A: usize>(job: &mut Forward<'_>, 
     let inputs = operation.input.channels;
     let (height, width) = (operation.input.stored_height(), operation.input.stored_width());
     let pooled = output.height * output.width;
-    // SAFETY: all pointers below stay inside the operands, by the caller's promise: `check` compared their lengths
-    // with the same shapes that bound the loops.
+    // SAFETY: all pointers below stay inside the operands, by the caller's promise: `check`
+    // compared their lengths with the same shapes that bound the loops.
     unsafe {
         let image = job.input.as_ptr().add(block * operation.input.block_stride());
         let weights = job.weights.as_ptr().add(first * inputs * kernel * kernel);
@@ -59,7 +60,8 @@ unsafe fn group<S: Simd, const V: usize, const A: usize>(job: &mut Forward<'_>, 
                         for i in 0..kernel {
                             let mut tap = image.add(((channel * height + y + i) * width + x) * SAMPLE_LANES);
                             for _ in 0..kernel {
-                                // Samples first, weights one by one: with the sums they just fit the registers.
+                                // Samples first, weights one by one: with the sums they just fit
+                                // the registers.
                                 let mut samples = [S::splat(0.0); V];
                                 for v in 0..V {
                                     samples[v] = S::load(tap.add(v * S::LANES));

@@ -1,10 +1,11 @@
-//! Gradients of a convolution with activation and pooling, for 16 samples at a time. With `p` the product's gradient,
-//! the output's gradient put back where each maximum came from (0 elsewhere, and where relu cut off):
-//! `db[o] = Σ p[o]`, `dw[o,c,i,j] = Σ p[o,y,x]·x[c,y+i,x+j]`, `dx[c,y,x] = Σ_{o,i,j} w[o,c,i,j]·p[o,y−i,x−j]`.
+//! Gradients of a convolution with activation and pooling, for 16 samples at a time. With `p` the
+//! product's gradient, the output's gradient put back where each maximum came from (0 elsewhere,
+//! and where relu cut off): `db[o] = Σ p[o]`, `dw[o,c,i,j] = Σ p[o,y,x]·x[c,y+i,x+j]`,
+//! `dx[c,y,x] = Σ_{o,i,j} w[o,c,i,j]·p[o,y−i,x−j]`.
 
-use super::super::simd::Simd;
-use super::{Backward, channel_groups, pixel};
-use crate::device::{SAMPLE_LANES, Tensor};
+use super::SAMPLE_LANES;
+use super::{Backward, Images, channel_groups, pixel};
+use crate::kernels::simd::Simd;
 
 /// All blocks; `V` vectors of `S` hold one pixel's samples.
 ///
@@ -25,7 +26,7 @@ pub(super) unsafe fn run<S: Simd, const V: usize>(mut job: Backward<'_>) {
                 unpool::<S, V>(&mut job, block, output);
             }
             weight_gradient::<S>(&mut job, block);
-            if let Some(target) = job.operation.gradients.input {
+            if let Some(target) = job.operation.input_gradient {
                 for (first, size) in channel_groups(target.channels) {
                     match size {
                         6 => input_gradient::<S, V, 6>(&mut job, &target, block, first),
@@ -45,10 +46,11 @@ pub(super) unsafe fn run<S: Simd, const V: usize>(mut job: Backward<'_>) {
 #[inline(always)]
 unsafe fn unpool<S: Simd, const V: usize>(job: &mut Backward<'_>, block: usize, channel: usize) {
     let operation = job.operation;
-    let (gradient, window) = (&operation.gradients.output, operation.window);
+    let (gradient, window) = (&operation.output_gradient, operation.window);
     let (height, width) = operation.product_size();
     let pooled = gradient.height * gradient.width;
-    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that bound the loops.
+    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that
+    // bound the loops.
     unsafe {
         let values = job.output_gradient.as_ptr();
         let switches = job.switches.as_ptr().add((block * gradient.channels + channel) * pooled * SAMPLE_LANES);
@@ -131,7 +133,8 @@ unsafe fn tile<S: Simd, const A: usize, const T: usize>(
     let operation = job.operation;
     let input = &operation.input;
     let (height, width) = operation.product_size();
-    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that bound the loops.
+    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that
+    // bound the loops.
     unsafe {
         let mut sums = [[S::splat(0.0); T]; A];
         let image = job.input.as_ptr().add(block * input.block_stride());
@@ -164,11 +167,12 @@ unsafe fn tile<S: Simd, const A: usize, const T: usize>(
     }
 }
 
-/// `A` input channels of one block, from channel `first`. Only taps whose product exists are visited.
+/// `A` input channels of one block, from channel `first`. Only taps whose product exists are
+/// visited.
 #[inline(always)]
 unsafe fn input_gradient<S: Simd, const V: usize, const A: usize>(
     job: &mut Backward<'_>,
-    target: &Tensor,
+    target: &Images,
     block: usize,
     first: usize,
 ) {
@@ -176,8 +180,9 @@ unsafe fn input_gradient<S: Simd, const V: usize, const A: usize>(
     let (kernel, halo, outputs) = (operation.kernel, operation.input.halo, operation.output.channels);
     let (height, width) = operation.product_size();
     let Some(values) = &mut job.input_gradient else { return };
-    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that bound the loops, and
-    // the ranges of `i` and `j` keep `y + halo − i` and `x + halo − j` inside the product.
+    // SAFETY: the caller's promise: `check` compared the operands' lengths with the shapes that
+    // bound the loops, and the ranges of `i` and `j` keep `y + halo − i` and `x + halo − j` inside
+    // the product.
     unsafe {
         let weights = job.weights.as_ptr().add(first * outputs * kernel * kernel);
         let product = job.product_gradient.as_ptr();

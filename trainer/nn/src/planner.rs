@@ -1,0 +1,227 @@
+//! Memory of one replica: where values, gradients and parameters lie, and what each layer's
+//! operations work on.
+
+use std::ops::RangeInclusive;
+
+use crate::arena::LINE_ELEMENTS;
+use crate::device::{Device, Values};
+use crate::dtype::DType;
+use crate::fusion::Fusions;
+use crate::graph::{Criterion, Network, Node, Value};
+use crate::layers::{Judged, Operands};
+use crate::lifetimes::Lifetimes;
+use crate::memory::{Form, LANES, Memory, Region, Tally, Tensor};
+use crate::memory_plan::{Need, place};
+use crate::parameters::ParamTable;
+use crate::shape::Shape;
+
+/// Where a sample's targets go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) tensor: Tensor,
+    /// Labels must be smaller than this.
+    pub(crate) classes: usize,
+    pub(crate) ignored: Option<u32>,
+}
+
+impl Target {
+    /// Whether a label is one that the loss takes.
+    pub(crate) fn takes(&self, label: u32) -> bool {
+        (label as usize) < self.classes || Some(label) == self.ignored
+    }
+}
+
+/// How a plan is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    pub(crate) slots: usize,
+    pub(crate) max_micro_batch: usize,
+    pub(crate) fuse: bool,
+    /// Whether gradients of inputs are computed, too, and nothing's memory is reused: for tests.
+    pub(crate) keep_all: bool,
+}
+
+/// For each node where its parameters lie in an arena.
+pub(crate) fn parameter_regions(
+    network: &Network,
+    table: &ParamTable,
+    arena: Memory,
+) -> Vec<Vec<(&'static str, Region)>> {
+    let of_node = |node: &Node| {
+        let specs = node.layer.rule().parameters(&network.input_shapes(node));
+        let region = |name: &'static str| {
+            let name_in_table = format!("{}.{name}", network.owner(node));
+            let parameter = table.get(&name_in_table).unwrap_or_else(|| panic!("the table lacks {name_in_table}"));
+            (name, arena.region(parameter.range.clone()))
+        };
+        specs.into_iter().map(|spec| region(spec.name)).collect()
+    };
+    network.nodes().iter().map(of_node).collect()
+}
+
+/// Gives memory to one network.
+pub(crate) struct Planner<'a, D> {
+    pub(crate) device: &'a mut D,
+    network: &'a Network,
+    table: &'a ParamTable,
+    options: Options,
+    pub(crate) fusions: Fusions,
+}
+
+impl<'a, D: Device> Planner<'a, D> {
+    pub(crate) fn new(device: &'a mut D, network: &'a Network, table: &'a ParamTable, options: Options) -> Self {
+        let blocks = device.has_blocks() && !options.keep_all;
+        let fusions = if options.fuse { Fusions::of(network, blocks) } else { Fusions::none(network) };
+        Planner { device, network, table, options, fusions }
+    }
+
+    pub(crate) fn region(&mut self, dtype: DType, elements: usize) -> Region {
+        self.device.allocate(dtype, elements.next_multiple_of(LINE_ELEMENTS)).region(0..elements)
+    }
+
+    /// Memory of values and of their gradients, by value; those of a value with another's memory
+    /// are that one's.
+    pub(crate) fn tensors(&mut self) -> (Vec<Tensor>, Vec<Option<Tensor>>) {
+        let Planner { network, options, .. } = *self;
+        let times = Lifetimes::of(network, &self.fusions, options.keep_all);
+        let most = options.max_micro_batch;
+        let (mut needs, mut values_at, mut gradients_at) = (Vec::new(), Vec::new(), Vec::new());
+        for value in 0..network.values() {
+            let (shape, form) = (network.shape(Value(value)), self.fusions.forms[value]);
+            let is_own = self.fusions.memory_of[value] == Value(value);
+            let mut need = |when: &Option<RangeInclusive<usize>>, form: Form| {
+                let when = when.clone().filter(|_| is_own)?;
+                needs.push(Need { elements: form.elements(shape, most), when });
+                Some(needs.len() - 1)
+            };
+            // Zeros around samples stay for ever, so nothing else may lie there.
+            values_at.push(if has_halo(form) { None } else { need(&times.values[value], form) });
+            gradients_at.push(need(&times.gradients[value], without_halo(form)));
+        }
+        let (starts, total) = place(&needs);
+        let memory = self.device.allocate(DType::F32, total.next_multiple_of(LINE_ELEMENTS));
+        let tensor = |value: usize, at: usize, form: Form| {
+            let region = memory.region(starts[at]..starts[at] + needs[at].elements);
+            Tensor { region, shape: network.shape(Value(value)), form }
+        };
+        let mut own = vec![None; network.values()];
+        for value in 0..network.values() {
+            if self.fusions.memory_of[value] != Value(value) {
+                continue;
+            }
+            let form = self.fusions.forms[value];
+            own[value] = Some(match values_at[value] {
+                Some(at) => tensor(value, at, form),
+                None => {
+                    let shape = network.shape(Value(value));
+                    Tensor { region: self.region(DType::F32, form.elements(shape, most)), shape, form }
+                }
+            });
+        }
+        let shared = |value: usize| {
+            let root = own[self.fusions.memory_of[value].0];
+            reshaped(root.unwrap_or_else(|| panic!("value {value} has no memory")), network.shape(Value(value)))
+        };
+        let values = (0..network.values()).map(shared).collect();
+        let gradient = |value: usize| {
+            let form = without_halo(self.fusions.forms[value]);
+            gradients_at[value].map(|at| tensor(value, at, form))
+        };
+        let gradients = (0..network.values()).map(gradient).collect();
+        (values, gradients)
+    }
+
+    pub(crate) fn operands(
+        &mut self,
+        values: &[Tensor],
+        weights: Memory,
+        group_ends: Region,
+        sample_keys: Region,
+    ) -> Vec<Option<Operands>> {
+        let parameters = parameter_regions(self.network, self.table, weights);
+        let mut operands = Vec::new();
+        for (number, node) in self.network.nodes().iter().enumerate() {
+            if self.fusions.is_absorbed[number] {
+                operands.push(None);
+                continue;
+            }
+            let kept = node.layer.rule().kept(&self.network.input_shapes(node), self.network.shape(node.output));
+            let most = self.options.max_micro_batch;
+            let kept = kept.into_iter().map(|kept| self.region(kept.dtype, kept.elements_a_sample * most)).collect();
+            let output = values[self.fusions.made_by(number, node).0];
+            let switches = self.fusions.is_block[number].then(|| {
+                let elements = output.shape.elements() * most.next_multiple_of(LANES);
+                self.region(DType::F32, elements)
+            });
+            operands.push(Some(Operands {
+                inputs: node.inputs.iter().map(|value| values[value.0]).collect(),
+                output,
+                switches,
+                parameters: parameters[number].clone(),
+                kept,
+                relu: self.fusions.takes_relu[number],
+                number: u32::try_from(number).unwrap_or(u32::MAX),
+                group_ends,
+                sample_keys,
+            }));
+        }
+        operands
+    }
+
+    pub(crate) fn targets(&mut self) -> Vec<Target> {
+        let criteria = self.network.criteria();
+        let number = criteria.iter().map(|criterion| criterion.target + 1).max().unwrap_or(0);
+        let target = |number: usize| {
+            let criterion = criteria.iter().find(|criterion| criterion.target == number);
+            let Criterion { loss, prediction, .. } = criterion.unwrap_or(&criteria[0]);
+            let predicted = self.network.shape(*prediction);
+            let (dtype, shape) = loss.rule().target(predicted);
+            (dtype, shape, predicted.channels, loss.rule().ignored())
+        };
+        let targets: Vec<_> = (0..number).map(target).collect();
+        let place = |(dtype, shape, classes, ignored): (DType, Shape, usize, Option<u32>)| {
+            let region = self.region(dtype, shape.elements() * self.options.max_micro_batch);
+            Target { tensor: Tensor { region, shape, form: Form::Samples }, classes, ignored }
+        };
+        targets.into_iter().map(place).collect()
+    }
+
+    pub(crate) fn judged(
+        &mut self,
+        criterion: &Criterion,
+        values: &[Tensor],
+        targets: &[Target],
+        tally: Tally,
+    ) -> Judged {
+        let constants = criterion.loss.rule().constants();
+        let constants = (!constants.is_empty()).then(|| {
+            let region = self.region(DType::F32, constants.len());
+            self.device.write(region, Values::F32(constants));
+            region
+        });
+        Judged {
+            prediction: values[criterion.prediction.0],
+            gradient: None,
+            target: targets[criterion.target].tensor,
+            constants,
+            tally,
+            weight: criterion.weight,
+        }
+    }
+}
+
+const fn has_halo(form: Form) -> bool {
+    matches!(form, Form::Lanes { halo } if halo > 0)
+}
+
+const fn without_halo(form: Form) -> Form {
+    match form {
+        Form::Samples => Form::Samples,
+        Form::Lanes { .. } => Form::Lanes { halo: 0 },
+    }
+}
+
+/// The same memory with another shape of as many elements.
+pub(crate) fn reshaped(tensor: Tensor, shape: Shape) -> Tensor {
+    Tensor { shape, ..tensor }
+}
