@@ -18,6 +18,8 @@ pub(crate) struct Fusions {
     pub(crate) is_block: Vec<bool>,
     /// How the samples of each value lie.
     pub(crate) forms: Vec<Form>,
+    /// For a convolution the batch norm behind it, which evaluation computes with it.
+    pub(crate) norm_behind: Vec<Option<usize>>,
 }
 
 impl Fusions {
@@ -31,6 +33,7 @@ impl Fusions {
             memory_of,
             is_block: vec![false; nodes],
             forms: vec![Form::Samples; network.values()],
+            norm_behind: vec![None; nodes],
         };
         for (number, node) in network.nodes().iter().enumerate() {
             if node.layer.rule().is_view(&network.input_shapes(node)) {
@@ -64,6 +67,7 @@ impl Fusions {
         if blocks {
             fusions.join_blocks(network, &readers);
         }
+        fusions.fold_norms(network, &readers);
         // Views were resolved before their inputs were fused.
         for value in 0..fusions.memory_of.len() {
             let mut root = Value(value);
@@ -73,6 +77,23 @@ impl Fusions {
             fusions.memory_of[value] = root;
         }
         fusions
+    }
+
+    /// Whether evaluation computes the node with another.
+    pub(crate) fn is_folded(&self, number: usize) -> bool {
+        self.norm_behind.contains(&Some(number))
+    }
+
+    /// Running statistics make a batch norm a factor and an addend for each channel.
+    fn fold_norms(&mut self, network: &Network, readers: &[usize]) {
+        for (number, node) in network.nodes().iter().enumerate() {
+            let is_alone = readers[node.output.0] == 1 && !self.takes_relu[number] && !self.is_block[number];
+            if !matches!(node.layer, Layer::Conv2d(_)) || !is_alone {
+                continue;
+            }
+            let is_norm = |reader: &Node| matches!(reader.layer, Layer::BatchNorm(_)) && reader.inputs == [node.output];
+            self.norm_behind[number] = network.nodes().iter().position(is_norm);
+        }
     }
 
     /// The value that a node's operations make: that of its pooling for a block.
@@ -201,6 +222,17 @@ mod tests {
     fn flattened_features_have_the_memory_of_what_was_flat() {
         let fusions = fused(|graph, x| graph.add("c", Conv2d::new(3, 4), &[x]));
         assert_eq!((fusions.is_absorbed[1], fusions.memory_of[2]), (true, Value(1)));
+    }
+
+    #[test]
+    fn every_norm_of_a_residual_network_is_folded_in_evaluation() {
+        let network = crate::models::resnet20(Shape::image(3, 8, 8), 10).expect("a network");
+        let fusions = Fusions::of(&network, true);
+        let norms = network.nodes().iter().filter(|node| matches!(node.layer, Layer::BatchNorm(_))).count();
+        assert_eq!((norms, fusions.norm_behind.iter().flatten().count()), (19, 19));
+        let folded = |(number, node): (usize, &Node)| fusions.is_folded(number).then(|| node.name.clone());
+        let names: Vec<String> = network.nodes().iter().enumerate().filter_map(folded).collect();
+        assert_eq!(names[..3], ["bn1", "layer1.0.bn1", "layer1.0.bn2"]);
     }
 
     #[test]

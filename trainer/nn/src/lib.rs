@@ -32,6 +32,7 @@ mod error;
 mod evaluation;
 mod fusion;
 mod gradient;
+mod gradient_sharing;
 mod graph;
 mod kernels;
 pub mod layers;

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::fusion::Fusions;
+use crate::gradient_sharing::{SharedGradients, needing_gradients};
 use crate::graph::{Network, Value};
 
 /// When values and their gradients are needed: node `i` of `n` runs forward at `i + 1`, losses at
@@ -13,10 +14,11 @@ pub(crate) struct Lifetimes {
 }
 
 impl Lifetimes {
-    pub(crate) fn of(network: &Network, fusions: &Fusions, keep_all: bool) -> Lifetimes {
+    pub(crate) fn of(network: &Network, fusions: &Fusions, shared: &SharedGradients, keep_all: bool) -> Lifetimes {
         let nodes = network.nodes().len();
         let (forward, losses, backward) = (|node: usize| node + 1, nodes + 1, |node: usize| 2 * nodes + 1 - node);
         let root = |value: Value| fusions.memory_of[value.0].0;
+        let gradient = |value: Value| shared.memory_of[root(value)].0;
         let mut times = Lifetimes { values: vec![None; network.values()], gradients: vec![None; network.values()] };
         let touch = |slot: &mut Option<RangeInclusive<usize>>, time: usize| {
             *slot = Some(match slot.take() {
@@ -36,7 +38,7 @@ impl Lifetimes {
                     touch(value, backward(number));
                 }
                 if trained[input.0] && trained[node.output.0] {
-                    touch(&mut times.gradients[root(*input)], backward(number));
+                    touch(&mut times.gradients[gradient(*input)], backward(number));
                 }
             }
             let is_read = reads.output && !fusions.is_absorbed[number] || fusions.takes_relu[number];
@@ -44,13 +46,13 @@ impl Lifetimes {
                 touch(&mut times.values[root(node.output)], backward(number));
             }
             if trained[node.output.0] {
-                touch(&mut times.gradients[root(node.output)], backward(number));
+                touch(&mut times.gradients[gradient(node.output)], backward(number));
             }
         }
         for criterion in network.criteria() {
             touch(&mut times.values[root(criterion.prediction)], losses);
             if trained[criterion.prediction.0] {
-                touch(&mut times.gradients[root(criterion.prediction)], losses);
+                touch(&mut times.gradients[gradient(criterion.prediction)], losses);
             }
         }
         // The output is read when the pass is over.
@@ -67,15 +69,4 @@ impl Lifetimes {
         }
         times
     }
-}
-
-/// For each value whether a parameter, or for tests an input, has a part in it.
-fn needing_gradients(network: &Network, inputs: bool) -> Vec<bool> {
-    let mut trained = vec![false; network.values()];
-    network.inputs().iter().for_each(|input| trained[input.0] = inputs);
-    for node in network.nodes() {
-        let has_parameters = !node.layer.rule().parameters(&network.input_shapes(node)).is_empty();
-        trained[node.output.0] = has_parameters || node.inputs.iter().any(|input| trained[input.0]);
-    }
-    trained
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::fusion::Fusions;
+use crate::gradient_sharing::SharedGradients;
 use crate::graph::{Network, Value};
 use crate::layers::{Gradients, Mode, Operands};
 use crate::memory::{Memory, Region, Tally, Tensor};
@@ -55,6 +56,7 @@ struct Planned {
     /// Losses that write each value's gradient in forward.
     written_by_losses: Vec<usize>,
     fusions: Fusions,
+    shared: SharedGradients,
 }
 
 impl Plan {
@@ -72,8 +74,9 @@ impl Plan {
         let fusions = &planner.fusions;
         let forward = |mode: Mode| {
             let mut ops = Vec::new();
-            for (node, operands) in network.nodes().iter().zip(&operands) {
-                if let Some(operands) = operands {
+            for (number, (node, operands)) in network.nodes().iter().zip(&operands).enumerate() {
+                let Some(operands) = operands else { continue };
+                if mode == Mode::Training || !fusions.is_folded(number) {
                     node.layer.rule().forward(operands, mode, &mut ops);
                 }
             }
@@ -109,6 +112,7 @@ impl Plan {
                 .collect(),
             written_by_losses,
             fusions: planner.fusions,
+            shared: planner.shared,
         };
         let plan = Plan {
             weights,
@@ -174,7 +178,7 @@ impl Plan {
                 let count = &mut contributions[memory_of[value.0].0];
                 let adding = if *count == 0 { Adding::Never } else { Adding::Always };
                 *count += 1;
-                Some(Sum { into, adding })
+                (!planned.shared.is_passed_on(number, input)).then_some(Sum { into, adding })
             };
             let owner = node.shares.unwrap_or(number);
             let parameter = |name: &str| {

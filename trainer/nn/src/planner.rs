@@ -7,11 +7,13 @@ use crate::arena::LINE_ELEMENTS;
 use crate::device::{Device, Values};
 use crate::dtype::DType;
 use crate::fusion::Fusions;
+use crate::gradient_sharing::SharedGradients;
 use crate::graph::{Criterion, Network, Node, Value};
-use crate::layers::{Judged, Operands};
+use crate::layers::{Folded, Judged, Layer, Operands};
 use crate::lifetimes::Lifetimes;
 use crate::memory::{Form, LANES, Memory, Region, Tally, Tensor};
 use crate::memory_plan::{Need, place};
+use crate::op::FoldedNorm;
 use crate::parameters::ParamTable;
 use crate::shape::Shape;
 
@@ -66,13 +68,20 @@ pub(crate) struct Planner<'a, D> {
     table: &'a ParamTable,
     options: Options,
     pub(crate) fusions: Fusions,
+    pub(crate) shared: SharedGradients,
 }
 
 impl<'a, D: Device> Planner<'a, D> {
     pub(crate) fn new(device: &'a mut D, network: &'a Network, table: &'a ParamTable, options: Options) -> Self {
         let blocks = device.has_blocks() && !options.keep_all;
-        let fusions = if options.fuse { Fusions::of(network, blocks) } else { Fusions::none(network) };
-        Planner { device, network, table, options, fusions }
+        let (fusions, shared) = if options.fuse {
+            let fusions = Fusions::of(network, blocks);
+            let shared = SharedGradients::of(network, &fusions, options.keep_all);
+            (fusions, shared)
+        } else {
+            (Fusions::none(network), SharedGradients::none(network))
+        };
+        Planner { device, network, table, options, fusions, shared }
     }
 
     pub(crate) fn region(&mut self, dtype: DType, elements: usize) -> Region {
@@ -83,7 +92,7 @@ impl<'a, D: Device> Planner<'a, D> {
     /// are that one's.
     pub(crate) fn tensors(&mut self) -> (Vec<Tensor>, Vec<Option<Tensor>>) {
         let Planner { network, options, .. } = *self;
-        let times = Lifetimes::of(network, &self.fusions, options.keep_all);
+        let times = Lifetimes::of(network, &self.fusions, &self.shared, options.keep_all);
         let most = options.max_micro_batch;
         let (mut needs, mut values_at, mut gradients_at) = (Vec::new(), Vec::new(), Vec::new());
         for value in 0..network.values() {
@@ -96,7 +105,8 @@ impl<'a, D: Device> Planner<'a, D> {
             };
             // Zeros around samples stay for ever, so nothing else may lie there.
             values_at.push(if has_halo(form) { None } else { need(&times.values[value], form) });
-            gradients_at.push(need(&times.gradients[value], without_halo(form)));
+            let has_own = self.shared.memory_of[value] == Value(value);
+            gradients_at.push(if has_own { need(&times.gradients[value], without_halo(form)) } else { None });
         }
         let (starts, total) = place(&needs);
         let memory = self.device.allocate(DType::F32, total.next_multiple_of(LINE_ELEMENTS));
@@ -124,8 +134,8 @@ impl<'a, D: Device> Planner<'a, D> {
         };
         let values = (0..network.values()).map(shared).collect();
         let gradient = |value: usize| {
-            let form = without_halo(self.fusions.forms[value]);
-            gradients_at[value].map(|at| tensor(value, at, form))
+            let own = self.shared.memory_of[value].0;
+            gradients_at[own].map(|at| tensor(own, at, without_halo(self.fusions.forms[own])))
         };
         let gradients = (0..network.values()).map(gradient).collect();
         (values, gradients)
@@ -160,12 +170,34 @@ impl<'a, D: Device> Planner<'a, D> {
                 parameters: parameters[number].clone(),
                 kept,
                 relu: self.fusions.takes_relu[number],
+                folded: self.folded(number, values, &parameters),
                 number: u32::try_from(number).unwrap_or(u32::MAX),
                 group_ends,
                 sample_keys,
             }));
         }
         operands
+    }
+
+    /// The batch norm that evaluation computes with a convolution.
+    fn folded(
+        &self,
+        convolution: usize,
+        values: &[Tensor],
+        parameters: &[Vec<(&'static str, Region)>],
+    ) -> Option<Folded> {
+        let number = self.fusions.norm_behind[convolution]?;
+        let node = &self.network.nodes()[number];
+        let Layer::BatchNorm(layer) = &node.layer else { return None };
+        let of = |name: &str| parameters[number].iter().find(|(other, _)| *other == name).map(|(_, region)| *region);
+        let norm = FoldedNorm {
+            weight: of("weight")?,
+            bias: of("bias")?,
+            mean: of("running_mean")?,
+            variance: of("running_var")?,
+            epsilon: layer.epsilon,
+        };
+        Some(Folded { norm, output: values[node.output.0], relu: self.fusions.takes_relu[number] })
     }
 
     pub(crate) fn targets(&mut self) -> Vec<Target> {

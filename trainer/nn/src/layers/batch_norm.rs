@@ -116,8 +116,8 @@ impl Rule for BatchNorm {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Activation,
-        testing::{check, check_fusion},
+        Activation, Conv2d,
+        testing::{check, check_evaluation, check_fusion},
     };
     use super::*;
 
@@ -133,5 +133,16 @@ mod tests {
             let y = graph.add("bn", BatchNorm::new(), x)?;
             graph.then(Activation::relu(), y)
         });
+    }
+
+    #[test]
+    fn evaluation_folds_it_into_the_convolution_before_it() {
+        for layer in [Conv2d::new(6, 3), Conv2d::new(4, 3).without_bias(), Conv2d::depthwise(1, 3)] {
+            check_evaluation(Shape::image(3, 4, 5), |graph, x| {
+                let y = graph.add("conv", layer.clone(), x)?;
+                let y = graph.add("bn", BatchNorm::new(), &[y])?;
+                graph.then(Activation::relu(), y)
+            });
+        }
     }
 }

@@ -170,18 +170,23 @@ impl Rule for Conv2d {
         Reads::INPUTS
     }
 
-    fn forward(&self, at: &Operands, _mode: Mode, ops: &mut Vec<Op>) {
+    fn forward(&self, at: &Operands, mode: Mode, ops: &mut Vec<Op>) {
         if let Some(block) = self.block(at) {
             return ops.push(Op::Block(block));
         }
+        let (y, norm, relu) = match at.folded.filter(|_| mode == Mode::Evaluation) {
+            Some(folded) => (folded.output, Some(folded.norm), folded.relu),
+            None => (at.output, None, at.relu),
+        };
         ops.push(Op::Convolution(op::Convolution {
             x: at.x(),
-            y: op::Sum::only(at.output),
+            y: op::Sum::only(y),
             weight: at.parameter("weight"),
             bias: at.optional("bias"),
             window: self.window,
             groups: self.groups_of(at.x().shape.channels),
-            relu: at.relu,
+            norm,
+            relu,
         }));
     }
 

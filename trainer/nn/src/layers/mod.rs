@@ -43,7 +43,7 @@ pub use shortcut::Shortcut;
 pub use softmax_cross_entropy::SoftmaxCrossEntropy;
 pub use up_convolution::UpConvolution;
 
-pub(crate) use operands::{Gradients, Kept, Mode, Operands};
+pub(crate) use operands::{Folded, Gradients, Kept, Mode, Operands};
 
 use crate::{device::Tensor, dtype::DType, op::Op, parameters::ParamSpec, shape::Shape};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{
     device::{Region, Tensor},
     dtype::DType,
-    op::Sum,
+    op::{FoldedNorm, Sum},
 };
 
 /// Which pass is planned.
@@ -23,6 +23,14 @@ pub(crate) struct Kept {
     pub(crate) elements_a_sample: usize,
 }
 
+/// A batch norm behind a convolution.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Folded {
+    pub(crate) norm: FoldedNorm,
+    pub(crate) output: Tensor,
+    pub(crate) relu: bool,
+}
+
 /// Memory of one node.
 #[derive(Debug, Clone)]
 pub(crate) struct Operands {
@@ -36,6 +44,8 @@ pub(crate) struct Operands {
     /// For a block of samples side by side, which pools its output, room for what each maximum came
     /// from.
     pub(crate) switches: Option<Region>,
+    /// In evaluation, the batch norm that a convolution computes with its own operation.
+    pub(crate) folded: Option<Folded>,
     /// The node's number, for dice.
     pub(crate) number: u32,
     /// Where each group of samples of the micro-batch ends.

@@ -53,6 +53,27 @@ pub(super) fn check_fusion(shapes: &[Shape], build: impl Fn(&mut Graph, &[Value]
     }
 }
 
+/// Checks that evaluation with fused operations makes what those of each layer make.
+pub(super) fn check_evaluation(shape: Shape, build: impl Fn(&mut Graph, &[Value]) -> Result<Value, Error>) {
+    let (network, output) = network(&[shape], MeanSquaredError, &build);
+    let targets = targets(SAMPLES * output.elements());
+    let outputs = |fuse: bool| {
+        let mut check = Check::new(network.clone(), fuse);
+        let inputs: Vec<Values<'_>> = check.inputs.iter().map(|values| Values::F32(values)).collect();
+        check.replica.evaluate_batch(&Batch::new(&inputs, &[Values::F32(&targets)], SAMPLES));
+        let mut found = vec![0.0; SAMPLES * output.elements()];
+        let output = check.replica.plan.output;
+        check.replica.device.download(&output, &mut found);
+        (check.replica.plan.evaluation.len(), found)
+    };
+    let ((fused_ops, fused), (ops, plain)) = (outputs(true), outputs(false));
+    assert!(fused_ops < ops, "nothing is fused");
+    let largest = plain.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (index, (fused, plain)) in fused.iter().zip(&plain).enumerate() {
+        assert!((fused - plain).abs() <= 1e-5 * largest, "output {index} is {fused}, without fusion {plain}");
+    }
+}
+
 /// Checks the gradient of a loss's prediction.
 pub(super) fn check_loss(shape: Shape, loss: impl Into<Loss>) {
     let loss = loss.into();

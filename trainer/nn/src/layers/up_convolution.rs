@@ -109,8 +109,8 @@ impl Rule for UpConvolution {
         let (x, dy, bias) = (dy, at.x(), None);
         ops.push(Op::ConvolutionWeight(op::ConvolutionWeight { x, dy, window, groups, weight, bias }));
         if let Some(dx) = gradients.dx(0) {
-            let (weight, relu) = (at.parameter("weight"), false);
-            ops.push(Op::Convolution(op::Convolution { x, y: dx, weight, bias, window, groups, relu }));
+            let (weight, norm, relu) = (at.parameter("weight"), None, false);
+            ops.push(Op::Convolution(op::Convolution { x, y: dx, weight, bias, window, groups, norm, relu }));
         }
     }
 }

@@ -106,7 +106,7 @@ pub enum Op {
     LinearWeight(LinearWeight),
     /// `dx = dy·W`.
     LinearInput(LinearInput),
-    /// `y = w ∗ x + b`, with `max(0, ·)` where asked for.
+    /// `y = w ∗ x + b`, with a batch norm and `max(0, ·)` where asked for.
     Convolution(Convolution),
     /// A convolution's `dw` and `db`.
     ConvolutionWeight(ConvolutionWeight),

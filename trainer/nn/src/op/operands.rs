@@ -57,8 +57,25 @@ pub struct Convolution {
     pub window: Window,
     /// Groups of channels that do not see each other.
     pub groups: usize,
+    /// A batch norm by its running statistics, which comes before `max(0, ·)`.
+    pub norm: Option<FoldedNorm>,
     /// Whether `max(0, ·)` follows.
     pub relu: bool,
+}
+
+/// A batch norm that multiplies each channel and adds to it: `γ/√(σ² + ε)` and `β − μ·γ/√(σ² + ε)`.
+#[derive(Debug, Clone, Copy)]
+pub struct FoldedNorm {
+    /// `γ`.
+    pub weight: Region,
+    /// `β`.
+    pub bias: Region,
+    /// The running mean.
+    pub mean: Region,
+    /// The running variance.
+    pub variance: Region,
+    /// `ε`.
+    pub epsilon: f32,
 }
 
 /// See [`super::Op::ConvolutionWeight`].

@@ -8,7 +8,7 @@ use super::{
     conv::{self, Convolution as Kernel, Geometry},
 };
 use crate::{
-    op::{Convolution, ConvolutionInput, ConvolutionWeight, MicroBatch, Window},
+    op::{Convolution, ConvolutionInput, ConvolutionWeight, FoldedNorm, MicroBatch, Window},
     shape::Shape,
 };
 
@@ -33,7 +33,8 @@ impl Plans {
 
 impl Kernel {
     pub(super) fn forward_scratch(&self) -> usize {
-        self.packed_forward_elements() + self.forward_workspace_elements()
+        // With a factor and an addend for each channel.
+        self.packed_forward_elements() + 2 * self.geometry().outputs + self.forward_workspace_elements()
     }
 
     pub(super) fn weight_scratch(&self) -> usize {
@@ -65,23 +66,43 @@ fn geometry(input: Shape, output: Shape, window: Window, groups: usize, batch: u
 }
 
 pub(super) fn forward(cpu: &Cpu, plan: &Kernel, operation: &Convolution, batch: &MicroBatch) {
-    let Convolution { x, y, weight, bias, relu, .. } = operation;
+    let Convolution { x, y, weight, bias, norm, relu, .. } = operation;
+    let outputs = plan.geometry().outputs;
     let mut scratch = cpu.scratch(plan.forward_scratch());
-    let (packed, workspace) = scratch.split_at_mut(plan.packed_forward_elements());
+    let (packed, rest) = scratch.split_at_mut(plan.packed_forward_elements());
+    let (factors, rest) = rest.split_at_mut(outputs);
+    let (addends, workspace) = rest.split_at_mut(outputs);
     plan.pack_forward(&cpu.view::<f32>(*weight), packed);
     let bias = bias.map(|bias| cpu.view::<f32>(bias));
+    if let Some(norm) = norm {
+        fold(cpu, norm, bias.as_deref(), factors, addends);
+    }
+    let finish = match norm {
+        Some(_) => conv::Finish { scale: Some(factors), shift: Some(addends), relu: *relu },
+        None => conv::Finish { scale: None, shift: bias.as_deref(), relu: *relu },
+    };
     conv::forward(
         cpu.instructions,
         plan,
         conv::Forward {
             input: &cpu.read(*x, batch.samples),
             weights: packed,
-            finish: conv::Finish { scale: None, shift: bias.as_deref(), relu: *relu },
+            finish,
             accumulation: y.now(batch),
             output: &mut cpu.write(y.into, batch.samples),
             workspace,
         },
     );
+}
+
+/// `γ/√(σ² + ε)·(w ∗ x + b − μ) + β` as a factor and an addend for each channel.
+fn fold(cpu: &Cpu, norm: &FoldedNorm, bias: Option<&[f32]>, factors: &mut [f32], addends: &mut [f32]) {
+    let FoldedNorm { weight, bias: shift, mean, variance, epsilon } = norm;
+    let [weight, shift, mean, variance] = [weight, shift, mean, variance].map(|region| cpu.view::<f32>(*region));
+    for (channel, (factor, addend)) in factors.iter_mut().zip(addends).enumerate() {
+        *factor = weight[channel] / (variance[channel] + epsilon).sqrt();
+        *addend = shift[channel] + (bias.map_or(0.0, |bias| bias[channel]) - mean[channel]) * *factor;
+    }
 }
 
 pub(super) fn weight_gradient(cpu: &Cpu, plan: &Kernel, operation: &ConvolutionWeight, batch: &MicroBatch) {

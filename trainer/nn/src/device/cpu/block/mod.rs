@@ -6,6 +6,7 @@
 //! 6 channels × 16 samples in registers and broadcast weights; the weights' gradient keeps 2
 //! outputs × 5 taps and broadcasts nothing.
 
+#![allow(clippy::needless_range_loop, reason = "indices of constant range name registers")]
 #![allow(unsafe_code, reason = "vector loads through pointers, and functions compiled for detected instructions")]
 
 mod backward;
