@@ -1,212 +1,102 @@
 //! Depthwise convolution: every channel by itself, so that vectors run over channels and nothing is broadcast.
 //!
-//! Packed weights and their gradient's sums: `[panel of 16 channels][tap row][tap column][16]`.
+//! Here a correlation has one group of all channels. Packed weights and the sums of their gradient:
+//! `[panel of 16 channels][tap row][tap column][16]`.
 
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
-use super::correlation::{BLOCK_ELEMENTS, Correlation, Written};
-use super::gradient::{Lines, gather};
+use std::ops::Range;
+
+use super::correlate::{self, without_taps};
+use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
+use super::finish::Written;
+use super::gradient::{self, Lines, gather};
 use super::lanes::Lanes;
-use super::tile::{PANEL, spread, with_constant};
+use super::pack::Order;
+use super::tile::{PANEL, spread, unrolled, with_constant};
 use crate::device::Accumulation;
 
-/// Pixels of a tile.
-const PIXELS: usize = 7;
-/// Taps of a tile of the weights' gradient.
-const TAPS: usize = 7;
+/// Pixels of a tile, and taps of a tile of the weights' gradient.
+const TILE: usize = 7;
 
-/// Elements that a copied block and a load past its end need; `correlation` has one group of all channels.
+/// Elements that a copied block needs; the last load may end after it.
 pub(super) fn workspace_elements(correlation: &Correlation) -> usize {
     correlation.block_elements(correlation.depth, BLOCK_ELEMENTS) + PANEL
 }
 
 /// Elements for the weights' gradient: sums, a block's output gradient, a block's input.
 pub(super) fn gradient_workspace_elements(correlation: &Correlation) -> usize {
-    let pixels = |images: usize, rows: usize| images * rows * correlation.x.targets * PANEL;
-    let most = correlation
-        .blocks(correlation.depth, BLOCK_ELEMENTS)
-        .map(|block| pixels(block.images, block.rows))
-        .max()
-        .unwrap_or(0);
-    packed_elements(correlation) + most + workspace_elements(correlation)
+    let pixels = |block: Block| block.images * block.rows * correlation.x.targets;
+    let most = correlation.blocks(correlation.depth, BLOCK_ELEMENTS).map(pixels).max().unwrap_or(0);
+    packed_elements(correlation) + most * PANEL + workspace_elements(correlation)
 }
 
 pub(super) fn packed_elements(correlation: &Correlation) -> usize {
     correlation.panels() * correlation.y.taps * correlation.x.taps * PANEL
 }
 
-/// Packs weights `[channels][kernel rows][kernel columns]`; `columns` is the kernel's width, `taps` its size.
-pub(super) fn pack(correlation: &Correlation, columns: usize, taps: usize, weights: &[f32], packed: &mut [f32]) {
+/// Packs weights `[channels][kernel rows][kernel columns]`.
+pub(super) fn pack(correlation: &Correlation, order: Order, weights: &[f32], packed: &mut [f32]) {
     packed[..packed_elements(correlation)].fill(0.0);
-    pairs(correlation, columns, taps, |packed_index, weight| packed[packed_index] = weights[weight]);
+    pairs(correlation, order, |packed_index, weight| packed[packed_index] = weights[weight]);
 }
 
-fn pairs(correlation: &Correlation, columns: usize, taps: usize, mut each: impl FnMut(usize, usize)) {
+/// Every (packed index, weight index).
+fn pairs(correlation: &Correlation, order: Order, mut each: impl FnMut(usize, usize)) {
     let Correlation { targets, y, x, .. } = correlation;
     for channel in 0..*targets {
         for row in 0..y.taps {
             for column in 0..x.taps {
                 let line = (channel / PANEL * y.taps + row) * x.taps + column;
-                let weight = channel * taps + y.kernel(row) * columns + x.kernel(column);
+                let weight = channel * order.group + y.kernel(row) * order.row + x.kernel(column);
                 each(line * PANEL + channel % PANEL, weight);
             }
         }
     }
 }
 
+/// Forward, or the input's gradient.
+///
 /// # Safety
-/// The core has the instructions of `S`; `V` vectors hold a panel.
+/// The core has the instructions of `S`.
 #[inline(always)]
-pub(super) unsafe fn run<S: Lanes, const V: usize>(job: super::correlation::Job<'_>) {
+pub(super) unsafe fn run<S: Lanes, const V: usize>(job: correlate::Job<'_>) {
     const { assert!(V * S::LANES == PANEL) };
-    let super::correlation::Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
+    let correlate::Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
     assert!(source.len() >= correlation.source_elements(), "source of {}", source.len());
     assert!(target.len() >= correlation.target_elements(), "target of {}", target.len());
     assert!(packed.len() >= packed_elements(correlation), "packed weights of {}", packed.len());
-    let Correlation { depth: channels, y, x, target_size, .. } = correlation;
-    for bound in [finish.scale, finish.shift].into_iter().flatten() {
-        assert_eq!(bound.len(), *channels, "one factor or addend for each output channel");
+    let Correlation { depth: channels, y, x, target_size: [height, width], .. } = correlation;
+    for values in [finish.scale, finish.shift].into_iter().flatten() {
+        assert_eq!(values.len(), *channels, "one factor or addend for each output channel");
     }
-    if y.taps * x.taps == 0 {
-        return super::correlation::without_taps(correlation, finish, accumulation, target);
+    if !correlation.has_taps() {
+        return without_taps(correlation, accumulation, target);
     }
     assert!(workspace.len() >= workspace_elements(correlation), "{} elements of workspace", workspace.len());
     for block in correlation.blocks(*channels, BLOCK_ELEMENTS) {
         // SAFETY: the caller's promise.
         let strides = unsafe { correlation.copy::<S>(source, block, 0, *channels, workspace) };
-        let row_step = y.read_dilation() * strides.row;
-        let tap_step = x.read_dilation() * strides.pixel;
-        let pixel = x.read_stride() * strides.pixel;
-        for image in 0..block.images {
-            for row in 0..block.rows {
-                let target_row = y.place + y.spacing * (block.row + row);
-                let line = ((block.image + image) * target_size[0] + target_row) * target_size[1];
-                for (panel, weights) in
-                    packed.chunks_exact(y.taps * x.taps * PANEL).take(correlation.panels()).enumerate()
-                {
-                    let channel = panel * PANEL;
-                    let written = Written {
-                        finish,
-                        accumulation,
-                        channel,
-                        channels: PANEL.min(channels - channel),
-                        pixel: x.spacing * channels,
-                    };
-                    for (first, count) in spread(x.targets, PIXELS) {
-                        let from =
-                            image * strides.image + row * y.read_stride() * strides.row + first * pixel + channel;
-                        let into = (line + x.place + x.spacing * first) * channels + channel;
-                        // SAFETY: `copy` filled what the strides reach, or would have panicked; loads of the last
-                        // panel end at most `PANEL` elements later, which the workspace has. The target was measured.
-                        unsafe {
-                            let source = workspace.as_ptr().add(from);
-                            let target = target.as_mut_ptr().add(into);
-                            with_constant!(count, 14, R, {
-                                let mut sums = [[S::splat(0.0); V]; R];
-                                for tap_row in y.taps_inside(block.row + row) {
-                                    for tap in 0..x.taps {
-                                        let source = source.add(tap_row * row_step + tap * tap_step);
-                                        let factors = weights.as_ptr().add((tap_row * x.taps + tap) * PANEL);
-                                        for v in 0..V {
-                                            let factor = S::load(factors.add(v * S::LANES));
-                                            for r in 0..R {
-                                                let value = S::load(source.add(r * pixel + v * S::LANES));
-                                                sums[r][v] = value.mul_add(factor, sums[r][v]);
-                                            }
-                                        }
-                                    }
-                                }
-                                written.write::<S, V, R>(sums, target);
-                            });
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-pub(super) struct Gradient<'a> {
-    /// Forward's.
-    pub(super) correlation: &'a Correlation,
-    pub(super) input: &'a [f32],
-    pub(super) output_gradient: &'a [f32],
-    pub(super) accumulation: Accumulation,
-    pub(super) weight_gradient: &'a mut [f32],
-    pub(super) bias_gradient: Option<&'a mut [f32]>,
-    pub(super) workspace: &'a mut [f32],
-}
-
-/// # Safety
-/// The core has the instructions of `S`; `V` vectors hold a panel.
-#[inline(always)]
-pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
-    const { assert!(V * S::LANES == PANEL) };
-    let Gradient { correlation, input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } = job;
-    assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
-    assert!(output_gradient.len() >= correlation.target_elements(), "gradient of the output");
-    assert!(workspace.len() >= gradient_workspace_elements(correlation), "{} elements of workspace", workspace.len());
-    let mut bias_gradient = bias_gradient;
-    let Correlation { depth: channels, y, x, .. } = correlation;
-    if let Some(bias) = &mut bias_gradient {
-        assert_eq!(bias.len(), *channels, "gradient of the bias");
-        if accumulation == Accumulation::Replace {
-            bias.fill(0.0);
-        }
-    }
-    let (sums, workspace) = workspace.split_at_mut(packed_elements(correlation));
-    sums.fill(0.0);
-    for block in correlation.blocks(*channels, BLOCK_ELEMENTS) {
-        let pixels = block.images * block.rows * x.targets;
-        let (gathered, copy) = workspace.split_at_mut(pixels * PANEL);
-        // SAFETY: the caller's promise.
-        let strides = unsafe { correlation.copy::<S>(input, block, 0, *channels, copy) };
-        let pixel = x.read_stride() * strides.pixel;
-        let tap_step = x.read_dilation() * strides.pixel;
-        for panel in 0..correlation.panels() {
-            let channel = panel * PANEL;
-            let width = PANEL.min(channels - channel);
-            gather(correlation, output_gradient, block, channel, width, gathered);
-            if let Some(bias) = bias_gradient.as_deref_mut() {
-                let lines = Lines { lines: gathered, line: PANEL, panel: pixels * PANEL };
-                lines.add(pixels, &mut bias[channel..][..width]);
-            }
-            for tap_row in 0..y.taps {
-                let rows = y.targets_inside(tap_row, block.row..block.row + block.rows);
-                let rows = rows.start - block.row..rows.end - block.row;
-                for (tap, count) in spread(x.taps, TAPS) {
-                    let from = tap_row * y.read_dilation() * strides.row + tap * tap_step + channel;
-                    let into = ((panel * y.taps + tap_row) * x.taps + tap) * PANEL;
-                    // SAFETY: as in `run`; the sums end with their last panel.
+        let steps = Steps::new(correlation, strides);
+        for (image, row) in (0..block.images).flat_map(|image| (0..block.rows).map(move |row| (image, row))) {
+            let from = image * strides.image + row * steps.row;
+            let line = ((block.image + image) * height + y.place + y.spacing * (block.row + row)) * width;
+            let taps = y.taps_inside(block.row + row);
+            for (channel, weights) in (0..*channels).step_by(PANEL).zip(packed.chunks_exact(y.taps * x.taps * PANEL)) {
+                let pixel = x.spacing * channels;
+                let channels_left = PANEL.min(channels - channel);
+                let written = Written { finish, accumulation, channel, channels: channels_left, pixel };
+                for (first, count) in spread(x.targets, TILE) {
+                    let into = (line + x.place + x.spacing * first) * channels + channel;
+                    // SAFETY: `copy` filled what the steps reach, or would have panicked; loads of the last panel end
+                    // at most `PANEL` elements later, which the workspace has. The target was measured.
                     unsafe {
-                        let source = copy.as_ptr().add(from);
-                        let target = sums.as_mut_ptr().add(into);
-                        with_constant!(count, 14, R, {
-                            let mut sums = [[S::splat(0.0); V]; R];
-                            for image in 0..block.images {
-                                let above = (image * block.rows + rows.start) * x.targets;
-                                let mut line = gathered.as_ptr().add(above * PANEL);
-                                for row in rows.clone() {
-                                    let start = image * strides.image + row * y.read_stride() * strides.row;
-                                    let mut source = source.add(start);
-                                    for _ in 0..x.targets {
-                                        for v in 0..V {
-                                            let gradient = S::load(line.add(v * S::LANES));
-                                            for r in 0..R {
-                                                let value = S::load(source.wrapping_add(r * tap_step + v * S::LANES));
-                                                sums[r][v] = value.mul_add(gradient, sums[r][v]);
-                                            }
-                                        }
-                                        source = source.wrapping_add(pixel);
-                                        line = line.add(PANEL);
-                                    }
-                                }
-                            }
-                            for r in 0..R {
-                                for v in 0..V {
-                                    let target = target.add(r * PANEL + v * S::LANES);
-                                    S::load(target).add(sums[r][v]).store(target);
-                                }
+                        let source = workspace.as_ptr().add(from + first * steps.pixel + channel);
+                        let target = target.as_mut_ptr().add(into);
+                        with_constant!(count, R, {
+                            if R <= TILE {
+                                let sums = steps.sums::<S, V, R>(source, weights, taps.clone(), x.taps);
+                                written.write::<S, V, R>(sums, target);
                             }
                         });
                     }
@@ -214,9 +104,156 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: Gradient<'_>) {
             }
         }
     }
-    let (columns, taps) = (x.taps, y.taps * x.taps);
+}
+
+/// The gradients of weights and bias.
+///
+/// # Safety
+/// The core has the instructions of `S`.
+#[inline(always)]
+pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: gradient::Job<'_>) {
+    const { assert!(V * S::LANES == PANEL) };
+    job.check();
+    let gradient::Job { correlation, order, input, output_gradient, accumulation, .. } = job;
+    let gradient::Job { weight_gradient, mut bias_gradient, workspace, .. } = job;
+    assert!(workspace.len() >= gradient_workspace_elements(correlation), "{} elements of workspace", workspace.len());
+    if let (Some(bias), Accumulation::Replace) = (&mut bias_gradient, accumulation) {
+        bias.fill(0.0);
+    }
+    let Correlation { depth: channels, y, x, .. } = correlation;
+    let (sums, workspace) = workspace.split_at_mut(packed_elements(correlation));
+    sums.fill(0.0);
+    for block in correlation.blocks(*channels, BLOCK_ELEMENTS) {
+        let pixels = block.images * block.rows * x.targets;
+        let (gathered, copy) = workspace.split_at_mut(pixels * PANEL);
+        // SAFETY: the caller's promise.
+        let strides = unsafe { correlation.copy::<S>(input, block, 0, *channels, copy) };
+        let steps = Steps::new(correlation, strides);
+        for (channel, sums) in (0..*channels).step_by(PANEL).zip(sums.chunks_exact_mut(y.taps * x.taps * PANEL)) {
+            let width = PANEL.min(channels - channel);
+            gather(correlation, output_gradient, block, channel, width, gathered);
+            if let Some(bias) = bias_gradient.as_deref_mut() {
+                let lines = Lines { lines: gathered, line: PANEL, panel: pixels * PANEL };
+                lines.add(pixels, &mut bias[channel..][..width]);
+            }
+            for row in 0..y.taps {
+                let rows = y.targets_inside(row, block.row..block.row + block.rows);
+                let rows = rows.start - block.row..rows.end - block.row;
+                for (column, count) in spread(x.taps, TILE) {
+                    // SAFETY: as in `run`; `gathered` has all pixels of the block, and the sums all taps of the panel.
+                    unsafe {
+                        let copy = copy.as_ptr().add(row * steps.tap_row + column * steps.tap + channel);
+                        let sums = sums.as_mut_ptr().add((row * x.taps + column) * PANEL);
+                        with_constant!(count, R, {
+                            if R <= TILE {
+                                let rows = rows.clone();
+                                steps.add_products::<S, V, R>(copy, gathered, block, rows, x.targets, sums);
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    }
     match accumulation {
-        Accumulation::Replace => pairs(correlation, columns, taps, |sum, weight| weight_gradient[weight] = sums[sum]),
-        Accumulation::Add => pairs(correlation, columns, taps, |sum, weight| weight_gradient[weight] += sums[sum]),
+        Accumulation::Replace => pairs(correlation, order, |sum, weight| weight_gradient[weight] = sums[sum]),
+        Accumulation::Add => pairs(correlation, order, |sum, weight| weight_gradient[weight] += sums[sum]),
+    }
+}
+
+/// Distances in a copied block.
+struct Steps {
+    image: usize,
+    /// From what one target row, or pixel, reads to what the next reads.
+    row: usize,
+    pixel: usize,
+    tap_row: usize,
+    tap: usize,
+}
+
+impl Steps {
+    fn new(correlation: &Correlation, strides: Strides) -> Steps {
+        let Correlation { y, x, .. } = correlation;
+        Steps {
+            image: strides.image,
+            row: y.read_stride() * strides.row,
+            pixel: x.read_stride() * strides.pixel,
+            tap_row: y.read_dilation() * strides.row,
+            tap: x.read_dilation() * strides.pixel,
+        }
+    }
+
+    /// `Σ source · weights` over the taps of `R` pixels.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`; the steps stay inside the source.
+    #[inline(always)]
+    unsafe fn sums<S: Lanes, const V: usize, const R: usize>(
+        &self,
+        source: *const f32,
+        weights: &[f32],
+        rows: Range<usize>,
+        columns: usize,
+    ) -> [[S; V]; R] {
+        // SAFETY: the caller's promise; the lines of weights are whole.
+        unsafe {
+            let mut sums = [[S::splat(0.0); V]; R];
+            for row in rows {
+                let lines = weights[row * columns * PANEL..].chunks_exact(PANEL);
+                for (column, line) in (0..columns).zip(lines) {
+                    let source = source.add(row * self.tap_row + column * self.tap);
+                    for v in 0..V {
+                        let factor = S::load(line.as_ptr().add(v * S::LANES));
+                        unrolled::<R>(|r| {
+                            let value = S::load(source.add(r * self.pixel + v * S::LANES));
+                            sums[r][v] = value.mul_add(factor, sums[r][v]);
+                        });
+                    }
+                }
+            }
+            sums
+        }
+    }
+
+    /// Adds `Σ source · gradient` over some rows of all images to the sums of `R` taps.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`; the steps stay inside the source, and the sums hold `R` lines.
+    #[inline(always)]
+    unsafe fn add_products<S: Lanes, const V: usize, const R: usize>(
+        &self,
+        source: *const f32,
+        gathered: &[f32],
+        block: Block,
+        rows: Range<usize>,
+        columns: usize,
+        target: *mut f32,
+    ) {
+        // SAFETY: the caller's promise; the lines of the gradient are whole.
+        unsafe {
+            let mut sums = [[S::splat(0.0); V]; R];
+            for image in 0..block.images {
+                for row in rows.clone() {
+                    let lines = gathered[(image * block.rows + row) * columns * PANEL..].chunks_exact(PANEL);
+                    let source = source.add(image * self.image + row * self.row);
+                    for (column, line) in (0..columns).zip(lines) {
+                        let source = source.add(column * self.pixel);
+                        for v in 0..V {
+                            let gradient = S::load(line.as_ptr().add(v * S::LANES));
+                            unrolled::<R>(|r| {
+                                let value = S::load(source.add(r * self.tap + v * S::LANES));
+                                sums[r][v] = value.mul_add(gradient, sums[r][v]);
+                            });
+                        }
+                    }
+                }
+            }
+            unrolled::<R>(|r| {
+                for v in 0..V {
+                    let target = target.add(r * PANEL + v * S::LANES);
+                    S::load(target).add(sums[r][v]).store(target);
+                }
+            });
+        }
     }
 }

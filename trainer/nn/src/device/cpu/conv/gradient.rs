@@ -8,10 +8,11 @@
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
 use super::lanes::Lanes;
 use super::pack::{self, Order};
-use super::tile::{Ahead, PANEL, spread, unrolled, vector, with_constant};
+use super::tile::{PANEL, spread, unrolled, vector, with_constant};
 use crate::device::Accumulation;
 
 /// Pixels of a block, unless one row has more.
@@ -70,116 +71,176 @@ fn pixels(correlation: &Correlation, block: Block) -> usize {
     block.images * block.rows * correlation.x.targets
 }
 
+impl Job<'_> {
+    pub(super) fn check(&self) {
+        let Job { correlation, input, output_gradient, bias_gradient, .. } = self;
+        assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
+        assert!(output_gradient.len() >= correlation.target_elements(), "gradient of {}", output_gradient.len());
+        if let Some(bias) = bias_gradient {
+            assert_eq!(bias.len(), correlation.target_channels(), "gradient of the bias");
+        }
+    }
+}
+
+/// All blocks. `WIDE` vectors hold two panels, if registers allow, and `NARROW` one; their tiles have at most so many
+/// taps.
+///
 /// # Safety
 /// The core has the instructions of `S`.
 #[inline(always)]
-pub(super) unsafe fn run<S: Lanes, const WIDE: usize, const NARROW: usize, const TAPS: usize>(job: Job<'_>) {
+pub(super) unsafe fn run<
+    S: Lanes,
+    const WIDE: usize,
+    const WIDE_TAPS: usize,
+    const NARROW: usize,
+    const NARROW_TAPS: usize,
+>(
+    job: Job<'_>,
+) {
+    job.check();
     let Job { correlation, order, input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } =
         job;
-    assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
-    assert!(output_gradient.len() >= correlation.target_elements(), "gradient of the output");
     let mut bias_gradient = bias_gradient;
-    let Correlation { groups, depth, targets, y, x, .. } = correlation;
-    if let Some(bias) = &mut bias_gradient {
-        assert_eq!(bias.len(), groups * targets, "gradient of the bias");
-        if accumulation == Accumulation::Replace {
-            bias.fill(0.0);
-        }
+    if let (Some(bias), Accumulation::Replace) = (&mut bias_gradient, accumulation) {
+        bias.fill(0.0);
     }
     let (sums, workspace) = workspace.split_at_mut(correlation.packed_elements());
-    let channels = channels_of_block(correlation);
-    // One panel leaves registers for more taps.
-    let most = if WIDE == NARROW { TAPS } else { TAPS + 2 };
+    let Correlation { groups, depth, targets, y, x, .. } = correlation;
     let panels = correlation.panels();
-    let panel_elements = correlation.panel_elements();
-    let in_place = *groups == 1 && targets.is_multiple_of(PANEL) && *targets <= PANELS * PANEL;
-    let mut blocks = blocks(correlation, channels).enumerate().peekable();
+    let most_channels = channels_of_block(correlation);
+    let mut blocks = blocks(correlation, most_channels).enumerate().peekable();
     while let Some((index, block)) = blocks.next() {
+        let tiles = y.taps * x.taps * depth.div_ceil(NARROW_TAPS) * panels;
         let next = blocks.peek().map(|(_, next)| *next);
-        let tiles = y.taps * x.taps * depth.div_ceil(most) * panels;
-        let mut input_ahead = Ahead::new(next.map_or(&[][..], |next| &input[correlation.rows_read(next)]), tiles);
-        let mut gradient_ahead =
-            Ahead::new(next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]), tiles);
-        let pixels = pixels(correlation, block);
-        let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels);
-        for group in 0..*groups {
-            for (unit, units) in spread(depth.div_ceil(PANEL), channels.div_ceil(PANEL)) {
-                let channel = unit * PANEL;
-                let channels = (units * PANEL).min(depth - channel);
-                let from = group * depth + channel;
-                // SAFETY: the caller's promise.
-                let strides = unsafe { correlation.copy::<S>(input, block, from, channels, copy) };
-                let walk = correlation.walk(strides, channels, [1, 1]);
-                // The taps of a row are neighbours among the sums only if a block has all channels. Few channels make
-                // better tiles together; many leave out the columns where a tap finds zeros.
-                let together = channels == *depth && channels < PANEL;
-                let (segments, run) = if together { (walk.segments, walk.depth) } else { (x.taps, channels) };
-                let mut panel = 0;
-                while panel < panels {
-                    let wide = WIDE != NARROW && panel + 1 < panels;
-                    let panels_at_once = if wide { 2 } else { 1 };
-                    let first = group * targets + panel * PANEL;
-                    let width = (targets - panel * PANEL).min(panels_at_once * PANEL);
-                    let lines = if in_place {
-                        let lines = &output_gradient[written(correlation, block)];
-                        Lines { lines: &lines[first..], line: *targets, panel: PANEL }
-                    } else {
-                        gather(correlation, output_gradient, block, first, width, gathered);
-                        Lines { lines: &*gathered, line: PANEL, panel: pixels * PANEL }
-                    };
-                    if let Some(bias) = bias_gradient.as_deref_mut().filter(|_| channel == 0) {
-                        lines.add(pixels, &mut bias[first..][..width]);
-                    }
-                    let start = (group * panels + panel) * panel_elements;
-                    let scan = Scan {
-                        images: block.images,
-                        rows: block.rows,
-                        columns: x.targets,
-                        strides,
-                        row: y.read_stride() * strides.row,
-                        pixel: walk.pixel,
-                        line: lines.line,
-                        lines_row: x.targets * lines.line,
-                        lines_image: block.rows * x.targets * lines.line,
-                        lines_panel: lines.panel,
-                        sums_panel: panel_elements,
-                        fresh: index == 0,
-                    };
-                    for row in 0..walk.rows {
-                        let rows = y.targets_inside(row, block.row..block.row + block.rows);
-                        let above = rows.start - block.row;
-                        let scan = Scan { rows: rows.len(), ..scan };
-                        for segment in 0..segments {
-                            let columns = if together { 0..x.targets } else { x.targets_inside(segment, 0..x.targets) };
-                            let scan = Scan { columns: columns.len(), ..scan };
-                            for (k, count) in spread(run, if wide { TAPS } else { most }) {
-                                let tap = row * walk.row_step + segment * walk.segment_step;
-                                let from = above * scan.row + columns.start * scan.pixel + tap + k;
-                                let skipped = above * x.targets + columns.start;
-                                let lines = lines.lines[skipped * lines.line..].as_ptr();
-                                let into = start + ((row * x.taps + segment) * depth + channel + k) * PANEL;
-                                // SAFETY: `copy` filled what the strides reach, or would have panicked, `gather` its
-                                // pixels; the sums end with their last panel.
-                                unsafe {
-                                    let source = copy.as_ptr().add(from);
-                                    let sums = sums.as_mut_ptr().add(into);
-                                    input_ahead.fetch::<S>();
-                                    gradient_ahead.fetch::<S>();
-                                    if wide {
-                                        with_constant!(count, 14, R, scan.run::<S, WIDE, R>(source, lines, sums));
-                                    } else {
-                                        with_constant!(count, 16, R, scan.run::<S, NARROW, R>(source, lines, sums));
-                                    }
-                                }
-                            }
-                        }
-                    }
-                    panel += panels_at_once;
+        let next_input = next.map_or(&[][..], |next| &input[correlation.rows_read(next)]);
+        let next_gradient = next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]);
+        let mut ahead = [Ahead::new(next_input, tiles), Ahead::new(next_gradient, tiles)];
+        let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels(correlation, block));
+        for (group, channels) in parts(*groups, *depth, most_channels) {
+            let from = group * depth + channels.start;
+            // SAFETY: the caller's promise.
+            let strides = unsafe { correlation.copy::<S>(input, block, from, channels.len(), copy) };
+            let mut panel = 0;
+            while panel < panels {
+                let wide = WIDE != NARROW && panel + 1 < panels;
+                let together = if wide { 2 } else { 1 };
+                let first = group * targets + panel * PANEL;
+                let width = (targets - panel * PANEL).min(together * PANEL);
+                let lines = lines(correlation, output_gradient, block, first, width, gathered);
+                if let Some(bias) = bias_gradient.as_deref_mut().filter(|_| channels.start == 0) {
+                    lines.add(pixels(correlation, block), &mut bias[first..][..width]);
                 }
+                let fresh = index == 0;
+                let part = Part { correlation, block, channels: channels.clone(), copy, strides, lines, fresh };
+                let sums = &mut sums[(group * panels + panel) * correlation.panel_elements()..];
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if wide {
+                        part.run::<S, WIDE, WIDE_TAPS>(sums, &mut ahead);
+                    } else {
+                        part.run::<S, NARROW, NARROW_TAPS>(sums, &mut ahead);
+                    }
+                }
+                panel += together;
             }
         }
     }
     pack::unpack(correlation, order, accumulation, sums, weight_gradient);
+}
+
+/// Every group, and in it ranges of at most so many of its channels, in units of 16.
+fn parts(groups: usize, depth: usize, most: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    (0..groups).flat_map(move |group| {
+        spread(depth.div_ceil(PANEL), most.div_ceil(PANEL))
+            .map(move |(unit, units)| (group, unit * PANEL..((unit + units) * PANEL).min(depth)))
+    })
+}
+
+/// Some input channels of a block × one panel, or two, of its output channels.
+struct Part<'a> {
+    correlation: &'a Correlation,
+    block: Block,
+    channels: Range<usize>,
+    copy: &'a [f32],
+    strides: Strides,
+    lines: Lines<'a>,
+    /// True if the sums replace what was there.
+    fresh: bool,
+}
+
+impl Part<'_> {
+    /// All tiles: `V` vectors hold the panels, for at most `TAPS` taps.
+    ///
+    /// # Safety
+    /// The core has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const V: usize, const TAPS: usize>(&self, sums: &mut [f32], ahead: &mut [Ahead; 2]) {
+        let Part { correlation, block, channels, copy, strides, lines, fresh } = self;
+        let Correlation { depth, y, x, .. } = correlation;
+        let walk = correlation.walk(*strides, channels.len());
+        // Few channels make better tiles with those of the next tap. Many leave out the columns where a tap finds zeros.
+        let by_row = channels.len() == *depth && *depth < PANEL;
+        let (segments, run) = if by_row { (walk.segments, walk.depth) } else { (x.taps, channels.len()) };
+        for row in 0..y.taps {
+            let rows = y.targets_inside(row, block.row..block.row + block.rows);
+            let above = rows.start - block.row;
+            for segment in 0..segments {
+                let columns = if by_row { 0..x.targets } else { x.targets_inside(segment, 0..x.targets) };
+                let scan = Scan {
+                    images: block.images,
+                    rows: rows.len(),
+                    columns: columns.len(),
+                    image: strides.image,
+                    row: y.read_stride() * strides.row,
+                    pixel: walk.pixel,
+                    line: lines.line,
+                    lines_row: x.targets * lines.line,
+                    lines_image: block.rows * x.targets * lines.line,
+                    lines_panel: lines.panel,
+                    sums_panel: walk.panel,
+                    fresh: *fresh,
+                };
+                let tap = row * walk.row_step + segment * walk.segment_step;
+                let copy = &copy[tap + above * scan.row + columns.start * scan.pixel..];
+                let lines = &lines.lines[(above * x.targets + columns.start) * lines.line..];
+                let sums = &mut sums[((row * x.taps + segment) * depth + channels.start) * PANEL..];
+                for (k, count) in spread(run, TAPS) {
+                    // SAFETY: the caller's promise. `copy` filled what the scan reaches, or would have panicked, and
+                    // `lines` has all pixels of the block; the sums end with their last panel.
+                    unsafe {
+                        ahead[0].fetch::<S>();
+                        ahead[1].fetch::<S>();
+                        let (copy, sums) = (copy.as_ptr().add(k), sums.as_mut_ptr().add(k * PANEL));
+                        with_constant!(count, R, {
+                            if R <= TAPS {
+                                scan.run::<S, V, R>(copy, lines.as_ptr(), sums);
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The output's gradient of a block, channels `first..first + width`: in place if a pixel has no others, else gathered.
+#[inline(always)]
+fn lines<'a>(
+    correlation: &Correlation,
+    output_gradient: &'a [f32],
+    block: Block,
+    first: usize,
+    width: usize,
+    gathered: &'a mut [f32],
+) -> Lines<'a> {
+    let all = correlation.target_channels();
+    if all.is_multiple_of(PANEL) && all <= PANELS * PANEL && width.is_multiple_of(PANEL) {
+        let lines = &output_gradient[written(correlation, block)];
+        Lines { lines: &lines[first..], line: all, panel: PANEL }
+    } else {
+        gather(correlation, output_gradient, block, first, width, gathered);
+        Lines { lines: gathered, line: PANEL, panel: pixels(correlation, block) * PANEL }
+    }
 }
 
 /// `[panel][pixel][16]` of channels `first..first + width` of a block, zeros after the last.
@@ -254,8 +315,8 @@ struct Scan {
     images: usize,
     rows: usize,
     columns: usize,
-    strides: Strides,
-    /// From what one target row reads to what the next reads.
+    /// From what one image, target row or pixel reads to what the next reads.
+    image: usize,
     row: usize,
     pixel: usize,
     /// Of the output's gradient: from a pixel, row, image or panel to the next.
@@ -285,7 +346,7 @@ impl Scan {
             let mut sums = [[S::splat(0.0); V]; R];
             for image in 0..self.images {
                 for row in 0..self.rows {
-                    let mut source = source.add(image * self.strides.image + row * self.row);
+                    let mut source = source.add(image * self.image + row * self.row);
                     let mut line = lines.add(image * self.lines_image + row * self.lines_row);
                     for _ in 0..self.columns {
                         let mut gradients = [S::splat(0.0); V];

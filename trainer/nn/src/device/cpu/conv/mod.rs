@@ -6,20 +6,25 @@
 //! stay good until the weights change.
 //!
 //! Every function runs on one core, allocates nothing and takes its scratch memory from the caller. The bits of a
-//! result depend on the geometry and the instructions only. Images are independent: a batch can be split among cores
-//! by images, each with a geometry of its part; gradients of weights are then summed.
+//! result depend on the geometry and the instructions only; those of outputs and the input's gradient not on the
+//! batch. A batch can thus be split among cores by images, each with a geometry of its part; gradients of weights are
+//! then summed.
 //!
-//! - `axis`: which positions meet in one direction
-//! - `correlation`: forward and the input's gradient, from blocks of copied rows
+//! - `axis`, `correlation`: which positions meet, and the blocks that work is cut into
+//! - `correlate`: forward and the input's gradient
 //! - `gradient`: the gradients of weights and bias
 //! - `depthwise`: all three where every channel is its own group
-//! - `tile`, `lanes`, `pack`: register tiles, vectors, the order of weights
+//! - `tile`, `lanes`, `dispatch`: register tiles of vectors of channels, for each instruction set
+//! - `pack`, `copy`, `ahead`, `finish`: the order of weights, and how memory is read and written
 
-#![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
-
+mod ahead;
 mod axis;
+mod copy;
+mod correlate;
 mod correlation;
 mod depthwise;
+mod dispatch;
+mod finish;
 mod gradient;
 mod lanes;
 mod pack;
@@ -32,10 +37,7 @@ use crate::kernels::Instructions;
 
 use axis::Axis;
 use correlation::Correlation;
-pub use correlation::Finish;
-use lanes::Plain;
-#[cfg(target_arch = "x86_64")]
-use lanes::{Avx2, Avx512};
+pub use finish::Finish;
 use pack::Order;
 
 /// The sizes of a convolution; pairs are rows, then columns.
@@ -297,28 +299,34 @@ impl Convolution {
 
     fn pack(&self, correlation: &Correlation, order: Order, weights: &[f32], packed: &mut [f32]) {
         if self.depthwise {
-            let [rows, columns] = self.geometry.kernel;
-            depthwise::pack(correlation, columns, rows * columns, weights, packed);
+            depthwise::pack(correlation, order, weights, packed);
         } else {
             pack::pack(correlation, order, weights, packed);
         }
     }
 
     fn forward_order(&self) -> Order {
-        let [rows, columns] = self.geometry.kernel;
-        let Correlation { depth, targets, .. } = self.forward;
-        let taps = rows * columns;
-        Order { group: targets * depth * taps, target: depth * taps, source: taps, row: columns }
+        let Geometry { inputs, outputs, kernel: [rows, columns], groups, .. } = self.geometry;
+        let (taps, depth) = (rows * columns, inputs / groups);
+        Order { group: outputs / groups * depth * taps, target: depth * taps, source: taps, row: columns }
     }
 
     fn packed_elements(&self, correlation: &Correlation) -> usize {
         if self.depthwise { depthwise::packed_elements(correlation) } else { correlation.packed_elements() }
     }
 
+    fn correlate(&self, instructions: Instructions, job: correlate::Job<'_>) {
+        if self.depthwise {
+            dispatch::depthwise(instructions, job);
+        } else {
+            dispatch::correlate(instructions, job);
+        }
+    }
+
     fn correlation_workspace_elements(&self, correlation: &Correlation) -> usize {
         if !self.depthwise {
             correlation.workspace_elements()
-        } else if correlation.y.taps * correlation.x.taps == 0 {
+        } else if !correlation.has_taps() {
             0
         } else {
             depthwise::workspace_elements(correlation)
@@ -333,16 +341,9 @@ impl Convolution {
 pub fn forward(instructions: Instructions, convolution: &Convolution, operands: Forward<'_>) {
     let Forward { input, weights, finish, accumulation, output, workspace } = operands;
     let correlation = &convolution.forward;
-    let job = correlation::Job {
-        correlation,
-        source: input,
-        packed: weights,
-        finish,
-        accumulation,
-        target: output,
-        workspace,
-    };
-    correlate(instructions, convolution.depthwise, job);
+    let job =
+        correlate::Job { correlation, source: input, packed: weights, finish, accumulation, target: output, workspace };
+    convolution.correlate(instructions, job);
 }
 
 /// `dx (+)= wᵀ ∗ dy`.
@@ -353,7 +354,7 @@ pub fn backward_input(instructions: Instructions, convolution: &Convolution, ope
     let BackwardInput { output_gradient, weights: mut packed, accumulation, input_gradient, workspace } = operands;
     for phase in &convolution.backward {
         let (part, rest) = packed.split_at(convolution.packed_elements(phase));
-        let job = correlation::Job {
+        let job = correlate::Job {
             correlation: phase,
             source: output_gradient,
             packed: part,
@@ -362,7 +363,7 @@ pub fn backward_input(instructions: Instructions, convolution: &Convolution, ope
             target: input_gradient,
             workspace,
         };
-        correlate(instructions, convolution.depthwise, job);
+        convolution.correlate(instructions, job);
         packed = rest;
     }
 }
@@ -372,33 +373,10 @@ pub fn backward_input(instructions: Instructions, convolution: &Convolution, ope
 /// # Panics
 /// If an operand is too short, or the core lacks the instructions.
 pub fn backward_weights(instructions: Instructions, convolution: &Convolution, operands: BackwardWeights<'_>) {
-    assert!(instructions.available(), "this core has no {instructions:?} instructions");
     let BackwardWeights { input, output_gradient, accumulation, weight_gradient, bias_gradient, workspace } = operands;
     assert_eq!(weight_gradient.len(), convolution.weight_elements(), "gradient of the weights");
-    let correlation = &convolution.forward;
-    if convolution.depthwise {
-        let job = depthwise::Gradient {
-            correlation,
-            input,
-            output_gradient,
-            accumulation,
-            weight_gradient,
-            bias_gradient,
-            workspace,
-        };
-        // SAFETY: the core has the instructions; the kernel checks its operands.
-        return match instructions {
-            Instructions::Baseline => unsafe { depthwise::run_gradient::<Plain, 2>(job) },
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { depthwise_gradient_avx2(job) },
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { depthwise_gradient_avx512(job) },
-            #[cfg(not(target_arch = "x86_64"))]
-            Instructions::Avx2 | Instructions::Avx512 => unsafe { depthwise::run_gradient::<Plain, 2>(job) },
-        };
-    }
     let job = gradient::Job {
-        correlation,
+        correlation: &convolution.forward,
         order: convolution.forward_order(),
         input,
         output_gradient,
@@ -407,59 +385,9 @@ pub fn backward_weights(instructions: Instructions, convolution: &Convolution, o
         bias_gradient,
         workspace,
     };
-    // SAFETY: the core has the instructions; the kernel checks its operands.
-    match instructions {
-        Instructions::Baseline => unsafe { gradient::run::<Plain, 2, 2, 3>(job) },
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2 => unsafe { gradient_avx2(job) },
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 => unsafe { gradient_avx512(job) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Instructions::Avx2 | Instructions::Avx512 => unsafe { gradient::run::<Plain, 2, 2, 3>(job) },
+    if convolution.depthwise {
+        dispatch::depthwise_gradient(instructions, job);
+    } else {
+        dispatch::gradient(instructions, job);
     }
-}
-
-fn correlate(instructions: Instructions, depthwise: bool, job: correlation::Job<'_>) {
-    assert!(instructions.available(), "this core has no {instructions:?} instructions");
-    // SAFETY: the core has the instructions; the kernels check their operands.
-    match (instructions, depthwise) {
-        (Instructions::Baseline, false) => unsafe { correlation::run::<Plain, 2, 2, 3>(job) },
-        (Instructions::Baseline, true) => unsafe { depthwise::run::<Plain, 2>(job) },
-        #[cfg(target_arch = "x86_64")]
-        (Instructions::Avx2, false) => unsafe { correlation_avx2(job) },
-        #[cfg(target_arch = "x86_64")]
-        (Instructions::Avx2, true) => unsafe { depthwise_avx2(job) },
-        #[cfg(target_arch = "x86_64")]
-        (Instructions::Avx512, false) => unsafe { correlation_avx512(job) },
-        #[cfg(target_arch = "x86_64")]
-        (Instructions::Avx512, true) => unsafe { depthwise_avx512(job) },
-        #[cfg(not(target_arch = "x86_64"))]
-        (Instructions::Avx2 | Instructions::Avx512, false) => unsafe { correlation::run::<Plain, 2, 2, 3>(job) },
-        #[cfg(not(target_arch = "x86_64"))]
-        (Instructions::Avx2 | Instructions::Avx512, true) => unsafe { depthwise::run::<Plain, 2>(job) },
-    }
-}
-
-/// One function for each instruction set: the callee is inlined and compiled for it.
-macro_rules! compiled_for {
-    ($($name:ident: $features:literal, $job:ty => $body:expr;)*) => { $(
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        unsafe fn $name(job: $job) {
-            // SAFETY: the features are those of the lanes.
-            unsafe { $body(job) }
-        }
-    )* };
-}
-
-// Six pixels of two vectors fill twelve of AVX2's 16 registers, fourteen fill 28 of AVX-512's 32.
-compiled_for! {
-    correlation_avx2: "avx2,fma", correlation::Job<'_> => correlation::run::<Avx2, 2, 2, 6>;
-    correlation_avx512: "avx512f,avx2,fma", correlation::Job<'_> => correlation::run::<Avx512, 2, 1, 14>;
-    gradient_avx2: "avx2,fma", gradient::Job<'_> => gradient::run::<Avx2, 2, 2, 6>;
-    gradient_avx512: "avx512f,avx2,fma", gradient::Job<'_> => gradient::run::<Avx512, 2, 1, 14>;
-    depthwise_avx2: "avx2,fma", correlation::Job<'_> => depthwise::run::<Avx2, 2>;
-    depthwise_avx512: "avx512f,avx2,fma", correlation::Job<'_> => depthwise::run::<Avx512, 1>;
-    depthwise_gradient_avx2: "avx2,fma", depthwise::Gradient<'_> => depthwise::run_gradient::<Avx2, 2>;
-    depthwise_gradient_avx512: "avx512f,avx2,fma", depthwise::Gradient<'_> => depthwise::run_gradient::<Avx512, 1>;
 }

@@ -19,12 +19,9 @@ pub(super) fn spread(total: usize, most: usize) -> impl Iterator<Item = (usize, 
     })
 }
 
-/// Runs the expression with the constant equal to the count, which is at most 14 or 16.
+/// Runs the expression with the constant equal to the count, which is at most 16.
 macro_rules! with_constant {
-    ($count:expr, 14, $name:ident, $body:expr) => {
-        with_constant!(@arms $count, $name, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-    };
-    ($count:expr, 16, $name:ident, $body:expr) => {
+    ($count:expr, $name:ident, $body:expr) => {
         with_constant!(@arms $count, $name, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16)
     };
     (@arms $count:expr, $name:ident, $body:expr, $($value:literal)*) => {
@@ -94,18 +91,18 @@ impl Walk {
         }
     }
 
-    /// The same where segments before `left.start` find zeros at the first pixel, and those from `right.end` on at
-    /// the last: there these pixels are left out.
+    /// The same where the first pixel finds zeros in the segments before `left`, and the last from `right` on: there
+    /// these pixels are left out.
     ///
     /// # Safety
     /// As for [`Walk::sums`].
     #[inline(always)]
-    pub(super) unsafe fn sums_at_edges<S: Lanes, const V: usize, const R: usize>(
+    pub(super) unsafe fn sums_inside<S: Lanes, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         weights: *const f32,
-        left: Range<usize>,
-        right: Range<usize>,
+        left: usize,
+        right: usize,
     ) -> [[S; V]; R] {
         let Walk { rows, row_step, segments, segment_step, depth, .. } = *self;
         // SAFETY: the caller's promise.
@@ -115,9 +112,9 @@ impl Walk {
             for row in 0..rows {
                 for segment in 0..segments {
                     let first = source.add(row * row_step + segment * segment_step);
-                    if segment < left.start {
+                    if segment < left {
                         self.run::<S, V, R>(first, line, 1..R, &mut sums);
-                    } else if segment >= right.end {
+                    } else if segment >= right {
                         self.run::<S, V, R>(first, line, 0..R - 1, &mut sums);
                     } else {
                         self.run::<S, V, R>(first, line, 0..R, &mut sums);
@@ -162,63 +159,5 @@ impl Walk {
                 line = line.add(PANEL);
             }
         }
-    }
-}
-
-/// Copies `count` elements; for lines of a few kilobytes, in vectors, this is faster than the library's copy.
-///
-/// # Safety
-/// The core has the instructions of `S`; both sides hold the elements and do not overlap.
-#[inline(always)]
-pub(super) unsafe fn copy<S: Lanes>(from: *const f32, to: *mut f32, count: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut done = 0;
-        // Four at a time, which the compiler does not take for a call of the library.
-        while done + 4 * S::LANES <= count {
-            let values: [S; 4] = std::array::from_fn(|v| S::load(from.add(done + v * S::LANES)));
-            unrolled::<4>(|v| values[v].store(to.add(done + v * S::LANES)));
-            done += 4 * S::LANES;
-        }
-        while done + S::LANES <= count {
-            S::load(from.add(done)).store(to.add(done));
-            done += S::LANES;
-        }
-        for index in done..count {
-            *to.add(index) = *from.add(index);
-        }
-    }
-}
-
-/// Memory that is fetched into the caches in equal parts while something else is computed.
-pub(super) struct Ahead {
-    next: *const f32,
-    lines: usize,
-    lines_at_once: usize,
-}
-
-/// Elements of a cache line.
-const LINE: usize = 16;
-
-impl Ahead {
-    /// All of `values`, in `parts` parts.
-    pub(super) fn new(values: &[f32], parts: usize) -> Ahead {
-        let lines = values.len().div_ceil(LINE);
-        Ahead { next: values.as_ptr(), lines, lines_at_once: lines.div_ceil(parts.max(1)) }
-    }
-
-    /// Fetches the next part.
-    ///
-    /// # Safety
-    /// The core has the instructions of `S`.
-    #[inline(always)]
-    pub(super) unsafe fn fetch<S: Lanes>(&mut self) {
-        let lines = self.lines_at_once.min(self.lines);
-        for _ in 0..lines {
-            // SAFETY: the caller's promise; a prefetch reads nothing.
-            unsafe { S::prefetch(self.next) };
-            self.next = self.next.wrapping_add(LINE);
-        }
-        self.lines -= lines;
     }
 }

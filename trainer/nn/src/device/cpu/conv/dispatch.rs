@@ -1,0 +1,64 @@
+//! Each kernel, compiled for several instruction sets and chosen at run time.
+
+#![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
+
+use super::lanes::Plain;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::{correlate, depthwise, gradient};
+use crate::kernels::Instructions;
+
+/// One function for each kernel. The kernel is inlined into one function for each instruction set.
+macro_rules! kernels {
+    ($($name:ident($job:ty): $baseline:expr, $avx2:expr, $avx512:expr;)*) => { $(
+        pub(super) fn $name(instructions: Instructions, job: $job) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2(job: $job) {
+                // SAFETY: the features are those of the lanes.
+                unsafe { $avx2(job) }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma")]
+            unsafe fn avx512(job: $job) {
+                // SAFETY: the features are those of the lanes.
+                unsafe { $avx512(job) }
+            }
+
+            assert!(instructions.available(), "this core has no {instructions:?} instructions");
+            match instructions {
+                // SAFETY: every core has the baseline; here and below, the kernel checks its operands.
+                Instructions::Baseline => unsafe { $baseline(job) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the core has the instructions.
+                Instructions::Avx2 => unsafe { avx2(job) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the core has the instructions.
+                Instructions::Avx512 => unsafe { avx512(job) },
+                #[cfg(not(target_arch = "x86_64"))]
+                Instructions::Avx2 | Instructions::Avx512 => unreachable!("no core of this target has them"),
+            }
+        }
+    )* };
+}
+
+// A tile of six pixels × two vectors fills twelve of AVX2's 16 registers, one of fourteen × two 28 of AVX-512's 32.
+kernels! {
+    correlate(correlate::Job<'_>):
+        correlate::run::<Plain, 2, 3, 2, 3>,
+        correlate::run::<Avx2, 2, 6, 2, 6>,
+        correlate::run::<Avx512, 2, 14, 1, 16>;
+    gradient(gradient::Job<'_>):
+        gradient::run::<Plain, 2, 3, 2, 3>,
+        gradient::run::<Avx2, 2, 6, 2, 6>,
+        gradient::run::<Avx512, 2, 14, 1, 16>;
+    depthwise(correlate::Job<'_>):
+        depthwise::run::<Plain, 2>,
+        depthwise::run::<Avx2, 2>,
+        depthwise::run::<Avx512, 1>;
+    depthwise_gradient(gradient::Job<'_>):
+        depthwise::run_gradient::<Plain, 2>,
+        depthwise::run_gradient::<Avx2, 2>,
+        depthwise::run_gradient::<Avx512, 1>;
+}
