@@ -1,8 +1,10 @@
-//! Milliseconds of the convolutions of a network on one core, beside PyTorch's:
-//! `cargo run --release -p lockstep-nn --example convolution -- resnet20|resnet50|SHAPE [repetitions] [python]`.
+//! Milliseconds of a network's convolutions on one core, beside PyTorch's:
+//! `cargo run --release -p lockstep-nn --example convolution -- NETWORK [repetitions] [python]`.
 //!
-//! `SHAPE` is `batch,size,inputs,outputs,kernel,stride,padding,groups`. With a Python that has PyTorch,
-//! `convolution.py` measures every shape right after this program. Each figure is the best of the repetitions.
+//! `NETWORK` is `resnet20` (batch 128, 32²), `resnet50` (batch 8, 224²) or one shape,
+//! `batch,size,inputs,outputs,kernel,stride,padding,groups`. With a Python that has PyTorch,
+//! `convolution.py` measures every shape right after this program. Each figure is the best of the
+//! repetitions. `INSTRUCTIONS=avx2` or `baseline` holds this program to fewer instructions.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -213,7 +215,8 @@ impl Peer {
         Ok(Peer { process, requests, answers })
     }
 
-    /// Milliseconds of all, forward, the input's gradient, the weights' gradient, and both gradients in one call.
+    /// Milliseconds of all, forward, the input's gradient, the weights' gradient, and both
+    /// gradients in one call.
     fn measure(&mut self, layer: &Layer, repetitions: usize) -> Result<Vec<f64>, Failure> {
         let Geometry { batch, size, inputs, outputs, kernel, stride, padding, groups, .. } = layer.geometry;
         let (size, kernel, stride, padding) = (size[0], kernel[0], stride[0], padding[0]);

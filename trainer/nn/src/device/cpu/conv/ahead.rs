@@ -1,4 +1,5 @@
-//! Fetching what is read next while the present is computed: a copy or a tile then finds it in the caches.
+//! Fetching what is read next while the present is computed: a copy or a tile then finds it in the
+//! caches.
 
 #![allow(unsafe_code, reason = "prefetch instructions on pointers")]
 

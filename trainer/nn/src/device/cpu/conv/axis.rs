@@ -1,9 +1,11 @@
-//! One axis (rows or columns) of a correlation `target[j] = Σₜ source[offset + stride·j + dilation·t] · w[t]`.
+//! One axis, rows or columns, of a correlation:
+//! `target[j] = Σₜ source[offset + stride·j + dilation·t] · w[t]`.
 //!
-//! Both directions are such correlations. Forward has `offset = −padding` and reads the kernel from its first tap. The
-//! input's gradient splits into `stride` phases: input positions `q + stride·j` meet only the taps `k` with
-//! `q + padding − k·dilation` divisible by the stride, from the last to the first, and step through the output's
-//! gradient one by one (Dumoulin and Visin 2016, §4.5, without the zeros in between).
+//! Both directions are such correlations. Forward has `offset = −padding` and reads the kernel from
+//! its first tap. The input's gradient splits into `stride` phases: input positions `q + stride·j`
+//! meet only the taps `k` with `q + padding − k·dilation` divisible by the stride, from the last to
+//! the first, and step through the output's gradient one by one (Dumoulin and Visin 2016, §4.5,
+//! without the zeros in between).
 
 use std::ops::Range;
 
@@ -116,7 +118,8 @@ impl Axis {
     }
 }
 
-/// Those of `all` with `first + step · index` in `0..size`; if there are none, an empty range at the start.
+/// Those of `all` with `first + step · index` in `0..size`; if there are none, an empty range at
+/// the start.
 fn inside(first: isize, step: usize, size: usize, all: Range<usize>) -> Range<usize> {
     let least = |bound: isize| (bound - first).max(0) as usize;
     let (start, end) = (least(0).div_ceil(step), least(size as isize).div_ceil(step));

@@ -7,8 +7,8 @@ use super::lanes::Lanes;
 use super::tile::unrolled;
 
 impl Correlation {
-    /// Copies channels `channel..channel + depth` of what a block reads, with zeros left and right where nothing is. Rows
-    /// above and below stay as they are: no tap reads them.
+    /// Copies channels `channel..channel + depth` of what a block reads, with zeros left and right
+    /// where nothing is. Rows above and below stay as they are: no tap reads them.
     ///
     /// # Safety
     /// The core has the instructions of `S`.
@@ -49,7 +49,8 @@ impl Correlation {
                 let source = &source[from..];
                 let pixels = right - left;
                 assert!(source.len() >= (pixels - 1) * x.step() * channels + depth, "{pixels} pixels from {from}");
-                // SAFETY: the line holds whole pixels of at least `depth` channels; the source was just measured.
+                // SAFETY: the line holds whole pixels of at least `depth` channels; the source was
+                // just measured.
                 unsafe {
                     if strides.pixel == channels && x.step() == 1 {
                         copy_line::<S>(source.as_ptr(), line.as_mut_ptr(), pixels * depth);
@@ -66,7 +67,8 @@ impl Correlation {
     }
 }
 
-/// Copies `count` elements; for lines of a few kilobytes, in vectors, this is faster than the library's copy.
+/// Copies `count` elements; for lines of a few kilobytes, in vectors, this is faster than the
+/// library's copy.
 ///
 /// # Safety
 /// The core has the instructions of `S`; both sides hold the elements and do not overlap.

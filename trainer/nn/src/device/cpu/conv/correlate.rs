@@ -1,9 +1,10 @@
 //! Forward, and the input's gradient, block by block.
 //!
-//! A block of rows is copied with its zero padding into the workspace, unless it can be read in place. Then every tile
-//! of up to 14 pixels × 32 channels stays in registers over all taps and source channels. For kernels without
-//! dilation, the taps of one kernel row and their channels are adjacent: one run of `taps · channels` elements, which
-//! also fills the loop for images of three channels.
+//! A block of rows is copied with its zero padding into the workspace, unless it can be read in
+//! place. Then every tile of up to 14 pixels × 32 channels stays in registers over all taps and
+//! source channels. For kernels without dilation, the taps of one kernel row and their channels are
+//! adjacent: one run of `taps · channels` elements, which also fills the loop for images of three
+//! channels.
 
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
@@ -14,8 +15,8 @@ use super::lanes::Lanes;
 use super::tile::{PANEL, Walk, spread, with_constant};
 use crate::device::Accumulation;
 
-/// Rows up to this long leave out the columns where a tap finds zeros: that saves more than one long run for all taps
-/// of a kernel row, if there are enough channels.
+/// Rows up to this long leave out the columns where a tap finds zeros: that saves more than one
+/// long run for all taps of a kernel row, if there are enough channels.
 const SHORT_ROW: usize = 16;
 const ENOUGH_CHANNELS: usize = 32;
 
@@ -42,8 +43,8 @@ impl Job<'_> {
     }
 }
 
-/// All blocks. `WIDE` vectors hold two panels, if registers allow, and `NARROW` one; their tiles have at most so many
-/// pixels.
+/// All blocks. `WIDE` vectors hold two panels, if registers allow, and `NARROW` one; their tiles
+/// have at most so many pixels.
 ///
 /// # Safety
 /// The core has the instructions of `S`.

@@ -1,4 +1,5 @@
-//! The shapes of a correlation of channels-last images with packed weights, and the blocks that it is cut into.
+//! The shapes of a correlation of channels-last images with packed weights, and the blocks that it
+//! is cut into.
 
 use std::ops::Range;
 
@@ -10,7 +11,8 @@ pub(super) const BLOCK_ELEMENTS: usize = 64 * 1024;
 /// Pixels of a row that is merged from several, where nothing lies between them.
 const MERGED_PIXELS: usize = 128;
 
-/// Shapes of one correlation of `groups · depth` source channels into `groups · targets` target channels.
+/// Shapes of one correlation of `groups · depth` source channels into `groups · targets` target
+/// channels.
 #[derive(Debug, Clone)]
 pub(super) struct Correlation {
     pub(super) batch: usize,
@@ -140,8 +142,8 @@ impl Correlation {
         images * self.copied(depth, rows).image
     }
 
-    /// Elements of a block. If reading all weights again is cheap, the block's targets share the cache too: they leave
-    /// it in whole lines though their panels are written one after another.
+    /// Elements of a block. If reading all weights again is cheap, the block's targets share the
+    /// cache too: they leave it in whole lines though their panels are written one after another.
     pub(super) fn limit(&self) -> usize {
         let kept = self.depth * self.y.read_stride() * self.x.read_stride();
         if self.packed_elements() > BLOCK_ELEMENTS {
@@ -167,7 +169,8 @@ impl Correlation {
         start..((last_image * size + row(last + 1)) * elements).max(start)
     }
 
-    /// The walk of one pixel's taps through sources that lie `strides` apart, `depth` channels of each.
+    /// The walk of one pixel's taps through sources that lie `strides` apart, `depth` channels of
+    /// each.
     pub(super) fn walk(&self, strides: Strides, depth: usize) -> Walk {
         let Correlation { y, x, .. } = self;
         let walk = Walk {

@@ -1,4 +1,5 @@
-//! Depthwise convolution: every channel by itself, so that vectors run over channels and nothing is broadcast.
+//! Depthwise convolution: every channel by itself, so that vectors run over channels and nothing is
+//! broadcast.
 //!
 //! Here a correlation has one group of all channels. Packed weights and the sums of their gradient:
 //! `[panel of 16 channels][tap row][tap column][16]`.
@@ -88,8 +89,9 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: correlate::Job<'_>) {
                 let written = Written { finish, accumulation, channel, channels: channels_left, pixel };
                 for (first, count) in spread(x.targets, TILE) {
                     let into = (line + x.place + x.spacing * first) * channels + channel;
-                    // SAFETY: `copy` filled what the steps reach, or would have panicked; loads of the last panel end
-                    // at most `PANEL` elements later, which the workspace has. The target was measured.
+                    // SAFETY: `copy` filled what the steps reach, or would have panicked; loads of
+                    // the last panel end at most `PANEL` elements later, which the workspace has.
+                    // The target was measured.
                     unsafe {
                         let source = workspace.as_ptr().add(from + first * steps.pixel + channel);
                         let target = target.as_mut_ptr().add(into);
@@ -140,7 +142,8 @@ pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: gradient::Job<'
                 let rows = y.targets_inside(row, block.row..block.row + block.rows);
                 let rows = rows.start - block.row..rows.end - block.row;
                 for (column, count) in spread(x.taps, TILE) {
-                    // SAFETY: as in `run`; `gathered` has all pixels of the block, and the sums all taps of the panel.
+                    // SAFETY: as in `run`; `gathered` has all pixels of the block, and the sums all
+                    // taps of the panel.
                     unsafe {
                         let copy = copy.as_ptr().add(row * steps.tap_row + column * steps.tap + channel);
                         let sums = sums.as_mut_ptr().add((row * x.taps + column) * PANEL);
@@ -218,7 +221,8 @@ impl Steps {
     /// Adds `Σ source · gradient` over some rows of all images to the sums of `R` taps.
     ///
     /// # Safety
-    /// The core has the instructions of `S`; the steps stay inside the source, and the sums hold `R` lines.
+    /// The core has the instructions of `S`; the steps stay inside the source, and the sums hold
+    /// `R` lines.
     #[inline(always)]
     unsafe fn add_products<S: Lanes, const V: usize, const R: usize>(
         &self,

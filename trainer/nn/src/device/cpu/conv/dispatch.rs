@@ -28,7 +28,8 @@ macro_rules! kernels {
 
             assert!(instructions.available(), "this core has no {instructions:?} instructions");
             match instructions {
-                // SAFETY: every core has the baseline; here and below, the kernel checks its operands.
+                // SAFETY: every core has the baseline; here and below, the kernel checks its
+                // operands.
                 Instructions::Baseline => unsafe { $baseline(job) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the core has the instructions.
@@ -43,7 +44,8 @@ macro_rules! kernels {
     )* };
 }
 
-// A tile of six pixels × two vectors fills twelve of AVX2's 16 registers, one of fourteen × two 28 of AVX-512's 32.
+// A tile of six pixels × two vectors fills twelve of AVX2's 16 registers, one of fourteen × two 28
+// of AVX-512's 32.
 kernels! {
     correlate(correlate::Job<'_>):
         correlate::run::<Plain, 2, 3, 2, 3>,

@@ -91,7 +91,8 @@ impl Written<'_> {
     /// Writes the sums of a tile.
     ///
     /// # Safety
-    /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the channels.
+    /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the
+    /// channels.
     #[inline(always)]
     pub(super) unsafe fn write<S: Lanes, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
         let Written { finish, accumulation, channel, channels, pixel } = self;

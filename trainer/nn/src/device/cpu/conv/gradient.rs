@@ -1,8 +1,9 @@
-//! The gradients of weights and bias: `dw[t][c][o] = Σ x[stride·j + dilation·t − padding][c] · dy[j][o]` over all pixels
-//! `j` of all images, and `db[o] = Σ dy[j][o]`.
+//! The gradients of weights and bias, summed over all pixels `j` of all images:
+//! `dw[t][c][o] = Σ x[stride·j + dilation·t − padding][c] · dy[j][o]` and `db[o] = Σ dy[j][o]`.
 //!
-//! A tile of up to 14 neighbouring (tap column, input channel) × 32 output channels stays in registers over all pixels
-//! of a block; the block's `dy` for these channels is copied together and stays in the first-level cache.
+//! A tile of up to 14 neighbouring (tap column, input channel) × 32 output channels stays in
+//! registers over all pixels of a block; the block's `dy` for these channels is copied together and
+//! stays in the first-level cache.
 
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
@@ -32,7 +33,8 @@ pub(super) struct Job<'a> {
     pub(super) workspace: &'a mut [f32],
 }
 
-/// Input channels of a group that a block takes together, in units of 16, so that the block has enough pixels.
+/// Input channels of a group that a block takes together, in units of 16, so that the block has
+/// enough pixels.
 fn channels_of_block(correlation: &Correlation) -> usize {
     let Correlation { batch, depth, y, x, .. } = correlation;
     let targets = y.targets * x.targets;
@@ -82,8 +84,8 @@ impl Job<'_> {
     }
 }
 
-/// All blocks. `WIDE` vectors hold two panels, if registers allow, and `NARROW` one; their tiles have at most so many
-/// taps.
+/// All blocks. `WIDE` vectors hold two panels, if registers allow, and `NARROW` one; their tiles
+/// have at most so many taps.
 ///
 /// # Safety
 /// The core has the instructions of `S`.
@@ -178,7 +180,8 @@ impl Part<'_> {
         let Part { correlation, block, channels, copy, strides, lines, fresh } = self;
         let Correlation { depth, y, x, .. } = correlation;
         let walk = correlation.walk(*strides, channels.len());
-        // Few channels make better tiles with those of the next tap. Many leave out the columns where a tap finds zeros.
+        // Few channels make better tiles with those of the next tap. Many leave out the columns
+        // where a tap finds zeros.
         let by_row = channels.len() == *depth && *depth < PANEL;
         let (segments, run) = if by_row { (walk.segments, walk.depth) } else { (x.taps, channels.len()) };
         for row in 0..y.taps {
@@ -205,8 +208,9 @@ impl Part<'_> {
                 let lines = &lines.lines[(above * x.targets + columns.start) * lines.line..];
                 let sums = &mut sums[((row * x.taps + segment) * depth + channels.start) * PANEL..];
                 for (k, count) in spread(run, TAPS) {
-                    // SAFETY: the caller's promise. `copy` filled what the scan reaches, or would have panicked, and
-                    // `lines` has all pixels of the block; the sums end with their last panel.
+                    // SAFETY: the caller's promise. `copy` filled what the scan reaches, or would
+                    // have panicked, and `lines` has all pixels of the block; the sums end with
+                    // their last panel.
                     unsafe {
                         ahead[0].fetch::<S>();
                         ahead[1].fetch::<S>();
@@ -223,7 +227,8 @@ impl Part<'_> {
     }
 }
 
-/// The output's gradient of a block, channels `first..first + width`: in place if a pixel has no others, else gathered.
+/// The output's gradient of a block, channels `first..first + width`: in place if a pixel has no
+/// others, else gathered.
 #[inline(always)]
 fn lines<'a>(
     correlation: &Correlation,

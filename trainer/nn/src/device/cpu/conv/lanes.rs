@@ -5,8 +5,8 @@
 /// A vector of `LANES` adjacent channels.
 ///
 /// # Safety
-/// Every method needs a core with the implementation's instructions. `load` and `store` need `LANES` elements at the
-/// pointer, of any alignment.
+/// Every method needs a core with the implementation's instructions. `load` and `store` need
+/// `LANES` elements at the pointer, of any alignment.
 pub(super) trait Lanes: Copy {
     const LANES: usize;
     unsafe fn load(from: *const f32) -> Self;

@@ -1,14 +1,16 @@
-//! Two-dimensional convolutions of f32 images that lie channels last: `[image][row][column][channel]`.
+//! Two-dimensional convolutions of f32 images that lie channels last:
+//! `[image][row][column][channel]`.
 //!
-//! `y[n][i][j][o] = Σ x[n][s·i + d·k − p][s·j + d·l − p][c] · w[o][c][k][l]` over kernel rows `k`, columns `l` and the
-//! input channels `c` of the group of `o`. Weights lie `[outputs][inputs / groups][kernel rows][kernel columns]`; forward
-//! and the input's gradient read packed copies ([`Convolution::pack_forward`], [`Convolution::pack_backward`]), which
-//! stay good until the weights change.
+//! `y[n][i][j][o] = Σ x[n][s·i + d·k − p][s·j + d·l − p][c] · w[o][c][k][l]` over kernel rows `k`,
+//! columns `l` and the input channels `c` of the group of `o`. Weights lie as in the formula,
+//! `[outputs][inputs / groups][rows][columns]`. Forward and the input's gradient read packed copies
+//! ([`Convolution::pack_forward`], [`Convolution::pack_backward`]), which stay good until the
+//! weights change.
 //!
-//! Every function runs on one core, allocates nothing and takes its scratch memory from the caller. The bits of a
-//! result depend on the geometry and the instructions only; those of outputs and the input's gradient not on the
-//! batch. A batch can thus be split among cores by images, each with a geometry of its part; gradients of weights are
-//! then summed.
+//! Every function runs on one core, allocates nothing and takes its scratch memory from the caller.
+//! The bits of a result depend on the geometry and the instructions only; those of outputs and the
+//! input's gradient not on the batch. A batch can thus be split among cores by images, each with a
+//! geometry of its part; gradients of weights are then summed.
 //!
 //! - `axis`, `correlation`: which positions meet, and the blocks that work is cut into
 //! - `correlate`: forward and the input's gradient
@@ -16,6 +18,8 @@
 //! - `depthwise`: all three where every channel is its own group
 //! - `tile`, `lanes`, `dispatch`: register tiles of vectors of channels, for each instruction set
 //! - `pack`, `copy`, `ahead`, `finish`: the order of weights, and how memory is read and written
+
+#![allow(clippy::needless_range_loop, reason = "indices of constant range name registers")]
 
 mod ahead;
 mod axis;

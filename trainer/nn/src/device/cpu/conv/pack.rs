@@ -1,7 +1,8 @@
-//! Weights `[outputs][inputs / groups][kernel rows][kernel columns]` to and from the order in which the kernels read.
+//! Weights `[outputs][inputs / groups][kernel rows][kernel columns]` to and from the order in which
+//! the kernels read.
 //!
-//! Packed: `[group][panel of 16 target channels][tap row][tap column][source channel][16]`, zeros after the last
-//! channel. The sums of the weights' gradient have the same order.
+//! Packed: `[group][panel of 16 target channels][tap row][tap column][source channel][16]`, zeros
+//! after the last channel. The sums of the weights' gradient have the same order.
 
 use super::correlation::Correlation;
 use super::tile::PANEL;
@@ -10,7 +11,8 @@ use crate::device::Accumulation;
 /// Weights that are transposed together in the first-level cache.
 const CHUNK: usize = 4096;
 
-/// Distances between the weights of neighbouring groups, target channels, source channels and kernel rows.
+/// Distances between the weights of neighbouring groups, target channels, source channels and
+/// kernel rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Order {
     pub(super) group: usize,

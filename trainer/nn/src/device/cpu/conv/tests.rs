@@ -1,4 +1,5 @@
-//! Every geometry against naive loops. Values are small multiples of 1/8, so that sums are exact in any order.
+//! Every geometry against naive loops. Values are small multiples of 1/8, so that sums are exact in
+//! any order.
 
 use proptest::prelude::*;
 
@@ -178,6 +179,36 @@ fn large_geometries_equal_the_naive_loops() {
                 panic!("{geometry:?}: {error}");
             }
         }
+    }
+}
+
+#[test]
+fn an_image_has_the_same_output_bits_alone_and_in_a_batch() {
+    let geometries = [
+        Geometry { padding: [1; 2], ..Geometry::square(3, 9, 20, 24, 3, 1) },
+        Geometry { padding: [1; 2], ..Geometry::square(3, 9, 20, 24, 3, 2) },
+        Geometry::square(3, 9, 20, 24, 1, 1),
+    ];
+    let thirds = |count: usize| values(count, 5).into_iter().map(|value| value / 3.0).collect::<Vec<f32>>();
+    for geometry in geometries {
+        let outputs = |batch: usize| {
+            let convolution = Convolution::new(Geometry { batch, ..geometry }).expect("a valid geometry");
+            let mut packed = vec![0.0; convolution.packed_forward_elements()];
+            convolution.pack_forward(&thirds(convolution.weight_elements()), &mut packed);
+            let mut output = vec![0.0; convolution.output_elements()];
+            let operands = Forward {
+                input: &thirds(convolution.input_elements()),
+                weights: &packed,
+                finish: Finish::default(),
+                accumulation: Accumulation::Replace,
+                output: &mut output,
+                workspace: &mut vec![0.0; convolution.forward_workspace_elements()],
+            };
+            forward(Instructions::detect(), &convolution, operands);
+            output
+        };
+        let alone = outputs(1);
+        assert_eq!(outputs(3)[..alone.len()], alone[..], "{geometry:?}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Register tiles: sums of `R` pixels (or taps) × `V` vectors of output channels, held over a whole walk.
+//! Register tiles: sums of `R` pixels (or taps) × `V` vectors of output channels, held over a whole
+//! walk.
 
 #![allow(unsafe_code, reason = "vector loads through pointers; the callers checked what the strides reach")]
 
@@ -9,7 +10,8 @@ use super::lanes::Lanes;
 /// Output channels of one packed panel.
 pub(super) const PANEL: usize = 16;
 
-/// `total` in as few parts of at most `most` as possible, of nearly equal size: first index and size.
+/// `total` in as few parts of at most `most` as possible, of nearly equal size: first index and
+/// size.
 #[inline(always)]
 pub(super) fn spread(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let parts = total.div_ceil(most);
@@ -33,7 +35,8 @@ macro_rules! with_constant {
 }
 pub(super) use with_constant;
 
-/// Calls with 0 to `R` − 1. Unlike a loop, it is always unrolled, so that arrays indexed by it stay in registers.
+/// Calls with 0 to `R` − 1. Unlike a loop, it is always unrolled, so that arrays indexed by it stay
+/// in registers.
 #[inline(always)]
 pub(super) fn unrolled<const R: usize>(mut body: impl FnMut(usize)) {
     macro_rules! calls {
@@ -49,8 +52,8 @@ pub(super) fn vector<S: Lanes>(v: usize, panel: usize) -> usize {
     v * S::LANES / PANEL * panel + v * S::LANES % PANEL
 }
 
-/// The taps that every pixel of a tile walks through: `rows × segments` runs of `depth` adjacent elements, and as many
-/// lines of packed weights, one after another.
+/// The taps that every pixel of a tile walks through: `rows × segments` runs of `depth` adjacent
+/// elements, and as many lines of packed weights, one after another.
 #[derive(Clone, Copy)]
 pub(super) struct Walk {
     pub(super) rows: usize,
@@ -91,8 +94,8 @@ impl Walk {
         }
     }
 
-    /// The same where the first pixel finds zeros in the segments before `left`, and the last from `right` on: there
-    /// these pixels are left out.
+    /// The same where the first pixel finds zeros in the segments before `left`, and the last from
+    /// `right` on: there these pixels are left out.
     ///
     /// # Safety
     /// As for [`Walk::sums`].
