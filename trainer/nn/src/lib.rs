@@ -1,10 +1,15 @@
-//! One machine's mathematics: layers with explicit backward over flat arenas, behind one device
-//! trait.
+//! One machine's mathematics: a graph of layers with explicit backward over flat arenas, behind one
+//! device trait.
 //!
 //! Nothing here knows how many machines exist, opens a socket, reads the environment or the clock.
-//! The step engine ([`Replica`]) announces each bucket of gradients as soon as the device has been
-//! told to compute it; what the caller does with a bucket (average it over a group, or nothing)
-//! happens while backward goes on.
+//! A [`Graph`] of [`layers`] is checked while it is built and becomes a [`Network`]. A [`Replica`]
+//! plans it once on a [`Device`]: memory for values, gradients and parameters, and lists of
+//! operations ([`op::Op`]). Its steps only enqueue these. It announces each bucket of gradients as
+//! soon as the device has been told to compute it; what the caller does with a bucket (average it
+//! over a group, or nothing) happens while backward goes on.
+//!
+//! A new layer is one file under `layers`, its line in the list of layers, and the operations that
+//! no other layer has, in `op` and `device/cpu`.
 //!
 //! ```
 //! use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};

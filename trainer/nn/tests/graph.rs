@@ -9,6 +9,7 @@ use lockstep_nn::{
 };
 
 const SGD: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false });
+const SGD_WITHOUT_DECAY: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
 const SAMPLES: usize = 6;
 
 fn replica(network: Network) -> Replica<Cpu> {
@@ -194,4 +195,23 @@ fn predictions_are_what_evaluation_judges() {
     let best = |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("three classes") as u32;
     let labels: Vec<u32> = predictions.chunks(3).map(best).collect();
     assert_eq!(replica.evaluate(&x, &labels).correct, labels.len() as u64);
+}
+
+#[test]
+fn a_residual_network_learns_a_small_set_by_heart() {
+    let network = lockstep_nn::models::resnet20(Shape::image(3, 8, 8), 10).expect("images are large enough");
+    let buckets = network.table().ready_order();
+    let mut replica = Replica::new(Cpu::new(), network, SGD_WITHOUT_DECAY, 20, buckets).expect("ranges tile the arena");
+    replica.initialise(1);
+    let (images, labels) = (values(20 * 192, 5), (0..20).map(|sample| sample % 10).collect::<Vec<u32>>());
+    let mut losses = Vec::new();
+    for step in 1..=60 {
+        replica.begin_step();
+        replica.micro_batch(&images, &labels, 0.05, true, &mut |_, _| {});
+        replica.update(step, 0.05);
+        losses.push(replica.finish_step().loss_sum / 20.0);
+    }
+    assert!(losses[0] > 1.5 && losses[59] < 0.05, "{losses:?}");
+    let evaluated = replica.evaluate(&images, &labels);
+    assert_eq!(evaluated.correct, 20, "by the running statistics: {}", evaluated.loss_sum);
 }
