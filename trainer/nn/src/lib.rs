@@ -50,6 +50,7 @@ pub mod op;
 pub mod optimizers;
 mod parameters;
 mod parts;
+mod placement;
 mod plan;
 mod planner;
 mod replica;

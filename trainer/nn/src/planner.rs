@@ -1,8 +1,6 @@
 //! Memory of one replica: where values, gradients and parameters lie, and what each layer's
 //! operations work on.
 
-use std::ops::RangeInclusive;
-
 use crate::arena::LINE_ELEMENTS;
 use crate::device::{Device, Values};
 use crate::dtype::DType;
@@ -10,11 +8,10 @@ use crate::fusion::Fusions;
 use crate::gradient_sharing::SharedGradients;
 use crate::graph::{Criterion, Network, Node, Value};
 use crate::layers::{Folded, Judged, Layer, Operands};
-use crate::lifetimes::Lifetimes;
 use crate::memory::{Form, LANES, Memory, Region, Tally, Tensor};
-use crate::memory_plan::{Need, place};
 use crate::op::FoldedNorm;
 use crate::parameters::ParamTable;
+use crate::placement::{Placement, without_halo};
 use crate::shape::Shape;
 
 /// Where a sample's targets go.
@@ -92,35 +89,20 @@ impl<'a, D: Device> Planner<'a, D> {
     /// are that one's.
     pub(crate) fn tensors(&mut self) -> (Vec<Tensor>, Vec<Option<Tensor>>) {
         let Planner { network, options, .. } = *self;
-        let times = Lifetimes::of(network, &self.fusions, &self.shared, options.keep_all);
         let most = options.max_micro_batch;
-        let (mut needs, mut values_at, mut gradients_at) = (Vec::new(), Vec::new(), Vec::new());
-        for value in 0..network.values() {
-            let (shape, form) = (network.shape(Value(value)), self.fusions.forms[value]);
-            let is_own = self.fusions.memory_of[value] == Value(value);
-            let mut need = |when: &Option<RangeInclusive<usize>>, form: Form| {
-                let when = when.clone().filter(|_| is_own)?;
-                needs.push(Need { elements: form.elements(shape, most), when });
-                Some(needs.len() - 1)
-            };
-            // Zeros around samples stay for ever, so nothing else may lie there.
-            values_at.push(if has_halo(form) { None } else { need(&times.values[value], form) });
-            let has_own = self.shared.memory_of[value] == Value(value);
-            gradients_at.push(if has_own { need(&times.gradients[value], without_halo(form)) } else { None });
-        }
-        let (starts, total) = place(&needs);
-        let memory = self.device.allocate(DType::F32, total.next_multiple_of(LINE_ELEMENTS));
+        let placement = Placement::of(network, &self.fusions, &self.shared, most, options.keep_all);
+        let memory = self.device.allocate(DType::F32, placement.total.next_multiple_of(LINE_ELEMENTS));
         let tensor = |value: usize, at: usize, form: Form| {
-            let region = memory.region(starts[at]..starts[at] + needs[at].elements);
+            let region = memory.region(placement.range(at));
             Tensor { region, shape: network.shape(Value(value)), form }
         };
         let mut own = vec![None; network.values()];
-        for value in 0..network.values() {
+        for (value, own) in own.iter_mut().enumerate() {
             if self.fusions.memory_of[value] != Value(value) {
                 continue;
             }
             let form = self.fusions.forms[value];
-            own[value] = Some(match values_at[value] {
+            *own = Some(match placement.values[value] {
                 Some(at) => tensor(value, at, form),
                 None => {
                     let shape = network.shape(Value(value));
@@ -135,7 +117,7 @@ impl<'a, D: Device> Planner<'a, D> {
         let values = (0..network.values()).map(shared).collect();
         let gradient = |value: usize| {
             let own = self.shared.memory_of[value].0;
-            gradients_at[own].map(|at| tensor(own, at, without_halo(self.fusions.forms[own])))
+            placement.gradients[own].map(|at| tensor(own, at, without_halo(self.fusions.forms[own])))
         };
         let gradients = (0..network.values()).map(gradient).collect();
         (values, gradients)
@@ -239,17 +221,6 @@ impl<'a, D: Device> Planner<'a, D> {
             tally,
             weight: criterion.weight,
         }
-    }
-}
-
-const fn has_halo(form: Form) -> bool {
-    matches!(form, Form::Lanes { halo } if halo > 0)
-}
-
-const fn without_halo(form: Form) -> Form {
-    match form {
-        Form::Samples => Form::Samples,
-        Form::Lanes { .. } => Form::Lanes { halo: 0 },
     }
 }
 

@@ -105,12 +105,10 @@ pub(super) fn outputs(
     found
 }
 
+type Building<'a> = dyn Fn(&mut Graph, &[Value]) -> Result<Value, Error> + 'a;
+
 /// A network of what `build` makes, with a layer beside it that has a parameter in any case.
-fn network(
-    shapes: &[Shape],
-    loss: impl Into<Loss>,
-    build: &dyn Fn(&mut Graph, &[Value]) -> Result<Value, Error>,
-) -> (Network, Shape) {
+fn network(shapes: &[Shape], loss: impl Into<Loss>, build: &Building<'_>) -> (Network, Shape) {
     let mut graph = Graph::new();
     let inputs: Vec<Value> = shapes.iter().map(|shape| graph.input(*shape)).collect();
     let output = build(&mut graph, &inputs).expect("the layer computes on these inputs");
