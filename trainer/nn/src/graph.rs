@@ -115,7 +115,18 @@ impl Network {
         &self.table
     }
 
-    /// The same network with some parameters left as they are; gives their number.
+    /// Another first loss, such as one with label smoothing.
+    ///
+    /// # Errors
+    /// Where it cannot read what the one before it did.
+    pub fn set_loss(&mut self, loss: impl Into<Loss>) -> Result<(), Error> {
+        let loss = loss.into();
+        checked(&loss, self.shape(self.output()), 0)?;
+        self.criteria[0].loss = loss;
+        Ok(())
+    }
+
+    /// Leaves some parameters as they are; gives their number.
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) -> usize {
         self.table.freeze(is_frozen)
     }
@@ -212,13 +223,7 @@ impl Graph {
     /// # Errors
     /// Where the loss cannot read the value.
     pub fn criterion(&mut self, criterion: Criterion) -> Result<(), Error> {
-        let shape = self.shapes[criterion.prediction.0];
-        criterion.loss.check(shape).map_err(|misfit| Error::Misfit {
-            layer: format!("loss {}", self.criteria.len()),
-            kind: criterion.loss.name().to_owned(),
-            expected: misfit.expected,
-            got: misfit.got,
-        })?;
+        checked(&criterion.loss, self.shapes[criterion.prediction.0], self.criteria.len())?;
         self.criteria.push(criterion);
         Ok(())
     }
@@ -272,6 +277,16 @@ impl Graph {
         self.shapes.push(shape);
         Value(self.shapes.len() - 1)
     }
+}
+
+/// Whether a loss can read a prediction of this shape.
+fn checked(loss: &Loss, prediction: Shape, number: usize) -> Result<(), Error> {
+    loss.check(prediction).map_err(|misfit| Error::Misfit {
+        layer: format!("loss {number}"),
+        kind: loss.name().to_owned(),
+        expected: misfit.expected,
+        got: misfit.got,
+    })
 }
 
 #[cfg(test)]
@@ -328,5 +343,16 @@ mod tests {
         assert!(graph.add_sharing("three", Linear::new(5), &[y], "one").is_err());
         graph.loss(SoftmaxCrossEntropy::default(), y).expect("it fits");
         assert_eq!(graph.build().expect("a network").table().weights(), 20);
+    }
+
+    #[test]
+    fn a_model_takes_another_loss_that_fits_its_classes() {
+        let mut network = crate::models::lenet5();
+        let smoothed = SoftmaxCrossEntropy { smoothing: 0.1, ..SoftmaxCrossEntropy::default() };
+        network.set_loss(smoothed.clone()).expect("it fits");
+        assert_eq!(network.criteria()[0].loss, smoothed.into());
+        let weighted = SoftmaxCrossEntropy { class_weights: vec![1.0; 9], ..SoftmaxCrossEntropy::default() };
+        let error = network.set_loss(weighted).expect_err("ten classes").to_string();
+        assert!(error.contains("expects 10 class weights, but gets 9"), "{error}");
     }
 }

@@ -34,6 +34,34 @@ pub struct Model {
     pub build: fn(Shape, usize) -> Result<Network, Error>,
 }
 
+/// Figures that others count for a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Published {
+    /// Weights.
+    pub parameters: f64,
+    /// Multiply-accumulates of one sample's forward pass.
+    pub macs: f64,
+}
+
+/// Sze et al., "Efficient Processing of Deep Neural Networks" (arXiv 1703.09039), table II. Their
+/// LeNet-5 is the one of 1998, on 32×32 pixels and with gaps between its convolutions; their
+/// ResNet-50 has the stride in the 1×1 convolutions.
+const PUBLISHED: [(&str, Published); 5] = [
+    ("lenet5", Published { parameters: 60e3, macs: 341e3 }),
+    ("alexnet", Published { parameters: 61e6, macs: 724e6 }),
+    ("vgg16", Published { parameters: 138e6, macs: 15.5e9 }),
+    ("googlenet", Published { parameters: 7e6, macs: 1.43e9 }),
+    ("resnet50", Published { parameters: 25.5e6, macs: 3.9e9 }),
+];
+
+impl Model {
+    /// What others count, for the samples and classes of the model.
+    #[must_use]
+    pub fn published(&self) -> Option<Published> {
+        PUBLISHED.into_iter().find(|(name, _)| *name == self.name).map(|(_, figures)| figures)
+    }
+}
+
 const DIGITS: Shape = Shape::image(1, 28, 28);
 const CIFAR: Shape = Shape::image(3, 32, 32);
 const IMAGENET: Shape = Shape::image(3, 224, 224);
@@ -83,5 +111,17 @@ mod tests {
     fn models_are_found_by_their_names() {
         assert!(MODELS.iter().all(|model| named(model.name).is_some_and(|found| found.name == model.name)));
         assert!(named("resnet21").is_none());
+    }
+
+    #[test]
+    fn summaries_are_near_the_published_figures() {
+        let models = MODELS.into_iter().filter_map(|model| Some((model, model.published()?)));
+        for (model, Published { parameters, macs }) in models {
+            let summary = (model.build)(model.input, model.classes).expect("a network").summary();
+            let (weights, own) = (summary.parameters() as f64, summary.macs() as f64);
+            assert!((weights / parameters - 1.0).abs() < 0.03, "{}: {weights} weights", model.name);
+            let tolerance = if model.name == "lenet5" { 0.25 } else { 0.12 };
+            assert!((own / macs - 1.0).abs() < tolerance, "{}: {own} multiply-accumulates", model.name);
+        }
     }
 }

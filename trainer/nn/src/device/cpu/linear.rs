@@ -1,7 +1,7 @@
 //! Linear layers: `Y = X·Wᵀ + b`, `dW = dYᵀ·X`, `dX = dY·W`, samples in rows.
 //!
-//! The weights are larger than the activations, so they are always the operand that is read in
-//! place: `Yᵀ = W·Xᵀ` and `dXᵀ = Wᵀ·dYᵀ` are what is computed, and written transposed.
+//! The weights are larger than the activations, so they are the operand that is read in place:
+//! `Yᵀ = W·Xᵀ` and `dXᵀ = Wᵀ·dYᵀ` are what is computed, and written transposed.
 
 use super::Cpu;
 use crate::{
@@ -11,6 +11,9 @@ use crate::{
     },
     op::{Linear, LinearInput, LinearWeight, MicroBatch},
 };
+
+/// So many samples make a copy of the weights worth it.
+const MANY_SAMPLES: usize = 32;
 
 /// A block of one operand.
 pub(super) fn scratch_elements() -> usize {
@@ -89,14 +92,11 @@ pub(super) fn input_gradient(cpu: &Cpu, operation: &LinearInput, batch: &MicroBa
     let samples = batch.samples;
     let (inputs, outputs) = (dx.into.shape.elements(), dy.shape.elements());
     let (dy, w, mut target) = (cpu.read(*dy, samples), cpu.view::<f32>(*weight), cpu.write(dx.into, samples));
-    multiply(
-        cpu.instructions,
-        Product {
-            c: MatrixMut::new(&mut target, samples, inputs, inputs).transposed(),
-            a: Matrix::new(&w, outputs, inputs, inputs).transposed(),
-            b: Matrix::new(&dy, samples, outputs, outputs).transposed(),
-            accumulation: dx.now(batch),
-            workspace: &mut cpu.scratch(scratch_elements()),
-        },
-    );
+    let c = MatrixMut::new(&mut target, samples, inputs, inputs);
+    let (w, dy) = (Matrix::new(&w, outputs, inputs, inputs), Matrix::new(&dy, samples, outputs, outputs));
+    // Copying the weights is worth it where many samples read the copy.
+    let (c, a, b) =
+        if samples >= MANY_SAMPLES { (c, dy, w) } else { (c.transposed(), w.transposed(), dy.transposed()) };
+    let (accumulation, workspace) = (dx.now(batch), &mut cpu.scratch(scratch_elements()));
+    multiply(cpu.instructions, Product { c, a, b, accumulation, workspace });
 }
