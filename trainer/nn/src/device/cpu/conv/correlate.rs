@@ -172,7 +172,7 @@ impl Part<'_> {
                         let source = start.add(from + first * walk.pixel);
                         let target = target.as_mut_ptr().add(into);
                         ahead.fetch::<S>();
-                        written.fetch::<S>(target, count);
+                        written.fetch::<S, V>(target, count);
                         with_constant!(count, R, {
                             if R <= PIXELS {
                                 let sums = if whole || !skips {

@@ -79,11 +79,13 @@ impl Written<'_> {
     /// # Safety
     /// The core has the instructions of `S`; the target holds the pixels.
     #[inline(always)]
-    pub(super) unsafe fn fetch<S: Lanes>(&self, target: *const f32, pixels: usize) {
+    pub(super) unsafe fn fetch<S: Lanes, const V: usize>(&self, target: *const f32, pixels: usize) {
         for pixel in 0..pixels {
-            for channel in (0..self.channels).step_by(PANEL) {
-                // SAFETY: the caller's promise.
-                unsafe { S::prefetch_to_write(target.add(pixel * self.pixel + channel)) };
+            for first in (0..V).map(|v| v * S::LANES) {
+                if first.is_multiple_of(PANEL) && first < self.channels {
+                    // SAFETY: the caller's promise.
+                    unsafe { S::prefetch_to_write(target.add(pixel * self.pixel + first)) };
+                }
             }
         }
     }
