@@ -154,7 +154,8 @@ impl Part<'_> {
         let Part { correlation, block, read, weights, written } = self;
         let Correlation { depth, y, x, target_size: [height, width], .. } = correlation;
         let Read { start, strides, walk } = read;
-        let skips = x.targets <= SHORT_ROW && *depth >= ENOUGH_CHANNELS;
+        // Vectors of half a panel have half the registers: there these tiles would not fit.
+        let skips = S::LANES == PANEL && x.targets <= SHORT_ROW && *depth >= ENOUGH_CHANNELS;
         let by_column = Walk { segments: x.taps, depth: *depth, ..*walk };
         for image in 0..block.images {
             for row in 0..block.rows {
