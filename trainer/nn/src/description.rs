@@ -23,6 +23,7 @@ const MAX_DEPTH: usize = 16;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Description {
     /// The layers, one after another.
+    #[serde(deserialize_with = "listed::list")]
     pub layers: Vec<LayerSpec>,
     /// What predictions are compared with labels by; softmax and cross-entropy where nothing is
     /// said.
@@ -172,14 +173,16 @@ pub enum LayerSpec {
     /// The sum of what two lists of layers make of one value.
     Residual {
         /// The block.
+        #[serde(deserialize_with = "listed::list")]
         layers: Vec<LayerSpec>,
         /// The way around it: the value itself where nothing is said.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "listed::list")]
         shortcut: Vec<LayerSpec>,
     },
     /// The channels of what several lists of layers make of one value, one after another.
     Branches {
         /// The lists.
+        #[serde(deserialize_with = "listed::lists")]
         layers: Vec<Vec<LayerSpec>>,
     },
 }
@@ -213,6 +216,63 @@ pub enum LossSpec {
 impl Default for LossSpec {
     fn default() -> Self {
         LossSpec::CrossEntropy { label_smoothing: 0.0, class_weights: Vec::new(), ignore_index: None }
+    }
+}
+
+/// Lists whose layers may be given by their names alone where nothing must be said of them.
+mod listed {
+    use std::fmt;
+
+    use serde::{
+        Deserialize, Deserializer,
+        de::{Error, MapAccess, Visitor, value::MapAccessDeserializer, value::StrDeserializer},
+    };
+
+    use super::LayerSpec;
+
+    struct Listed(LayerSpec);
+
+    pub(super) fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LayerSpec>, D::Error> {
+        Vec::<Listed>::deserialize(deserializer).map(plain)
+    }
+
+    pub(super) fn lists<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<LayerSpec>>, D::Error> {
+        let lists = Vec::<Vec<Listed>>::deserialize(deserializer)?;
+        Ok(lists.into_iter().map(plain).collect())
+    }
+
+    fn plain(list: Vec<Listed>) -> Vec<LayerSpec> {
+        list.into_iter().map(|Listed(layer)| layer).collect()
+    }
+
+    impl<'de> Deserialize<'de> for Listed {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listed, D::Error> {
+            deserializer.deserialize_any(Layers)
+        }
+    }
+
+    struct Layers;
+
+    impl<'de> Visitor<'de> for Layers {
+        type Value = Listed;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the name of a layer, or its name with its settings")
+        }
+
+        fn visit_str<E: Error>(self, name: &str) -> Result<Listed, E> {
+            let layer = match name {
+                "linear" => LayerSpec::Linear { name: None, outputs: None, bias: true },
+                "batchNorm" => LayerSpec::BatchNorm { name: None, scale: 1.0 },
+                "layerNorm" => LayerSpec::LayerNorm { name: None },
+                other => LayerSpec::deserialize(StrDeserializer::new(other))?,
+            };
+            Ok(Listed(layer))
+        }
+
+        fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Listed, M::Error> {
+            LayerSpec::deserialize(MapAccessDeserializer::new(map)).map(Listed)
+        }
     }
 }
 
@@ -374,7 +434,7 @@ mod tests {
     fn a_residual_network_is_a_list_of_layers() {
         let network = network(json!([
             { "conv2d": { "outputs": 8, "kernel": 3, "padding": 1, "bias": false } },
-            { "batchNorm": {} },
+            "batchNorm",
             "relu",
             { "residual": {
                 "layers": [
@@ -387,7 +447,7 @@ mod tests {
             { "maxPool": { "kernel": 2 } },
             { "branches": { "layers": [["relu"], [{ "conv2d": { "outputs": 4, "kernel": 1 } }]] } },
             "globalAveragePool",
-            { "linear": {} },
+            "linear",
         ]))
         .expect("the layers fit");
         let names: Vec<&str> = network.table().in_forward_order().map(|parameter| &*parameter.name).collect();
