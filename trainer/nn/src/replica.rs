@@ -325,8 +325,7 @@ impl<D: Device> Replica<D> {
         }
     }
 
-    /// From now on scales the gradients of a step down to this norm, over all parameters, where
-    /// theirs is longer.
+    /// From now on scales a step's gradients down to this norm, over all parameters.
     pub fn clip_gradients(&mut self, longest: Option<f32>) {
         self.clip_norm = longest;
     }

@@ -160,8 +160,8 @@ fn frozen_parameters_stay_as_they_are() {
     }
 }
 
-/// With momentum 1 the running statistics are those of the newest batch, so evaluation makes of it nearly what training
-/// made: its variance is the one without bias.
+/// With momentum 1 the running statistics are those of the newest batch, so evaluation makes of it
+/// nearly what training made: its variance is the one without bias.
 #[test]
 fn evaluation_normalises_by_the_running_statistics() {
     let norm = BatchNorm { momentum: 1.0, ..BatchNorm::new() };
