@@ -74,6 +74,15 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".dataset.uri"),
         },
         Rule {
+            rule: "!has(self.training) || !has(self.training.schedule) || \
+                   (self.training.schedule.decay == 'step') == (has(self.training.schedule.decayEpochs) && \
+                   self.training.schedule.decayEpochs.size() > 0)"
+                .to_owned(),
+            message: "spec.training.schedule.decayEpochs: one or more epochs with decay step, none with any other"
+                .to_owned(),
+            field: Some(".training.schedule.decayEpochs"),
+        },
+        Rule {
             rule: format!(
                 "!has(self.checkpoint) || {} || self.checkpoint.uri.matches('{OBJECT_URI_PATTERN}')",
                 is_file("self.checkpoint.uri")

@@ -9,7 +9,7 @@ mod evaluation;
 
 mod shelf;
 
-use std::{fmt, ops::Range, sync::Arc, thread};
+use std::{fmt, mem::take, ops::Range, sync::Arc, thread};
 
 use crate::{DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels, steps_per_epoch};
 
@@ -35,6 +35,9 @@ pub struct Order {
     pub first_step: u64,
     /// Number of steps to deliver.
     pub steps: u64,
+    /// Whether micro-batches are cut between virtual shards only, for layers that compute over a
+    /// shard. A shard of more samples than a micro-batch may have is cut into several groups.
+    pub whole_shards: bool,
 }
 
 /// Samples for one pass through the network. Dropping it hands its buffers back to the loader.
@@ -44,6 +47,10 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// Classes, one per sample.
     pub labels: Vec<u32>,
+    /// Where each group of samples ends that is a virtual shard. Empty if shards may be cut.
+    pub group_ends: Vec<u32>,
+    /// The place of each sample in its step.
+    pub keys: Vec<u64>,
     taken: Tally,
     home: Option<Arc<Shelf>>,
 }
@@ -73,7 +80,7 @@ pub struct Loader {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-type Buffers = (Vec<f32>, Vec<u32>);
+type Buffers = (Vec<f32>, Vec<u32>, Vec<u32>, Vec<u64>);
 
 impl Batch {
     /// Number of samples.
@@ -92,7 +99,8 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.give_back((std::mem::take(&mut self.images), std::mem::take(&mut self.labels)));
+            let Self { images, labels, group_ends, keys, .. } = self;
+            home.give_back((take(images), take(labels), take(group_ends), take(keys)));
         }
     }
 }
@@ -142,8 +150,7 @@ impl Loader {
         let step = Step::at(self.order.first_step + self.next, self.len, self.order.global_batch);
         let share = self.order.seat.share(step.samples);
         let samples = share.end - share.start;
-        let parts = self.order.seat.parts(step.samples);
-        let micro_batches = parts.map(|part| (part.end - part.start).div_ceil(self.order.micro_batch as u64)).sum();
+        let micro_batches = cuts_of_step(step, self.order).count() as u64;
         self.next += 1;
         self.undelivered = micro_batches;
         self.taken = Tally::default();
@@ -222,10 +229,17 @@ impl Preparation {
 
     fn prepare(&self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
         let permutation = Permutation::new(self.order.seed, step.epoch, self.samples.len() as u64);
+        let Range { start: place, end } = samples;
         let ids = samples.map(|place| permutation.at(step.cursor + place) as usize);
-        let (mut images, mut labels) = shelf.buffers();
+        let (mut images, mut labels, mut group_ends, mut keys) = shelf.buffers();
         let taken = fill(&self.samples, &self.levels, ids, &mut images, &mut labels);
-        Batch { images, labels, taken, home: Some(Arc::clone(shelf)) }
+        keys.clear();
+        keys.extend(place..end);
+        group_ends.clear();
+        if self.order.whole_shards {
+            group_ends.extend(groups(step, place..end, self.order.seat));
+        }
+        Batch { images, labels, group_ends, keys, taken, home: Some(Arc::clone(shelf)) }
     }
 }
 
@@ -237,15 +251,41 @@ impl fmt::Debug for Preparation {
 
 /// Each step's share cut into parts, and those into micro-batches.
 fn cuts(len: u64, order: Order) -> impl Iterator<Item = Cut> {
-    let Order { global_batch, micro_batch, seat, first_step, steps, .. } = order;
-    let size = micro_batch as u64;
-    (first_step..first_step + steps).flat_map(move |index| {
-        let step = Step::at(index, len, global_batch);
-        let of_part = move |part: Range<u64>| {
-            let end = part.end;
-            part.step_by(micro_batch).map(move |first| Cut { step, samples: first..end.min(first + size) })
-        };
-        seat.parts(step.samples).flat_map(of_part)
+    let Order { global_batch, first_step, steps, .. } = order;
+    (first_step..first_step + steps).flat_map(move |index| cuts_of_step(Step::at(index, len, global_batch), order))
+}
+
+fn cuts_of_step(step: Step, order: Order) -> impl Iterator<Item = Cut> {
+    order.seat.parts(step.samples).flat_map(move |part| {
+        let mut first = part.start;
+        std::iter::from_fn(move || {
+            let start = first;
+            first = end_of_cut(start, part.end, step, order);
+            (start < first).then_some(Cut { step, samples: start..first })
+        })
+    })
+}
+
+/// The end of the micro-batch that begins at `first`, in a part that ends at `end`.
+fn end_of_cut(first: u64, end: u64, step: Step, order: Order) -> u64 {
+    let furthest = end.min(first + order.micro_batch as u64);
+    if !order.whole_shards || furthest == end {
+        return furthest;
+    }
+    let whole = order.seat.shard_end_until(furthest, step.samples);
+    if whole > first { whole } else { furthest }
+}
+
+/// The ends of the groups of a micro-batch, counted from its first sample.
+fn groups(step: Step, samples: Range<u64>, seat: Seat) -> impl Iterator<Item = u32> {
+    let mut end = samples.start;
+    std::iter::from_fn(move || {
+        let start = end;
+        // A shard has a sample more than another at most.
+        let longest = step.samples.div_ceil(u64::from(seat.shard_count()));
+        let whole = (start + 1..=start + longest).map(|place| seat.shard_end_until(place, step.samples));
+        end = whole.into_iter().find(|whole| *whole > start).unwrap_or(samples.end).min(samples.end);
+        (start < end).then_some((end - samples.start) as u32)
     })
 }
 

@@ -55,6 +55,12 @@ impl Seat {
         self.aligned
     }
 
+    /// The virtual shards of a step.
+    #[must_use]
+    pub const fn shard_count(self) -> u32 {
+        self.shards
+    }
+
     /// The virtual shards of this rank.
     #[must_use]
     pub fn shards(self) -> Range<u32> {
@@ -82,6 +88,14 @@ impl Seat {
         let shards = self.shards();
         let size = if self.aligned { 1 } else { shards.end - shards.start };
         shards.step_by(size as usize).map(move |first| self.run(first..first + size, samples))
+    }
+
+    /// The last end of a virtual shard at or before a place in a step of so many samples; 0 where no
+    /// shard ends there.
+    #[must_use]
+    pub(crate) fn shard_end_until(self, place: u64, samples: u64) -> u64 {
+        let ended = ((u128::from(place) + 1) * u128::from(self.shards) - 1) / u128::from(samples);
+        shard_start(ended.min(u128::from(self.shards)) as u32, self.shards, samples)
     }
 
     fn run(self, shards: Range<u32>, samples: u64) -> Range<u64> {

@@ -27,6 +27,7 @@ pub mod metrics_log;
 pub mod names;
 mod network_selector;
 mod object_uri;
+pub mod optimization;
 mod progress;
 pub mod readiness;
 mod replay;
@@ -60,6 +61,6 @@ pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    CheckpointSpec, DatasetFormat, DatasetSpec, LearningRateSchedule, MIN_SHARDS, ModelName, ModelSpec,
-    NO_TREE_OF_DEVICES, Optimizer, Precision, Sgd, Training, Workload,
+    CheckpointSpec, DatasetFormat, DatasetSpec, MIN_SHARDS, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision,
+    Training, Workload,
 };

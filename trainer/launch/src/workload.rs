@@ -5,7 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri};
+use crate::{
+    Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
+    optimization::{Decay, LearningRateSchedule, Optimizer},
+};
 
 /// Fewest virtual shards of a global batch. A job with more workers has a shard for each. The
 /// number stays the same when the world size changes. With several devices a worker, it is
@@ -38,8 +41,10 @@ pub struct Workload {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
-    /// Architecture: lenet5 (61,706 weights), mlp (widths from `hidden`) or mlp25m (a preset of 25
-    /// million weights for communication benchmarks).
+    /// Architecture: perceptron (no hidden layer), mlp (widths from `hidden`), mlp25m (25 million
+    /// weights, for communication benchmarks), lenet5, alexnet, vgg16, googlenet, resnet20, resnet32
+    /// and resnet56 (for small images), resnet18, resnet34 and resnet50 (for large ones), or unet
+    /// (for labels by pixel). The data set decides image size, channels and classes.
     pub name: ModelName,
     /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:
     /// [128].
@@ -55,11 +60,56 @@ pub struct ModelSpec {
 #[serde(rename_all = "lowercase")]
 pub enum ModelName {
     #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
-    Lenet5,
+    Perceptron,
     #[allow(missing_docs, reason = "as above")]
     Mlp,
     #[allow(missing_docs, reason = "as above")]
     Mlp25m,
+    #[allow(missing_docs, reason = "as above")]
+    Lenet5,
+    #[allow(missing_docs, reason = "as above")]
+    Alexnet,
+    #[allow(missing_docs, reason = "as above")]
+    Vgg16,
+    #[allow(missing_docs, reason = "as above")]
+    Googlenet,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet20,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet32,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet56,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet18,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet34,
+    #[allow(missing_docs, reason = "as above")]
+    Resnet50,
+    #[allow(missing_docs, reason = "as above")]
+    Unet,
+}
+
+impl ModelName {
+    /// Returns the name that a manifest uses.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Perceptron => "perceptron",
+            Self::Mlp => "mlp",
+            Self::Mlp25m => "mlp25m",
+            Self::Lenet5 => "lenet5",
+            Self::Alexnet => "alexnet",
+            Self::Vgg16 => "vgg16",
+            Self::Googlenet => "googlenet",
+            Self::Resnet20 => "resnet20",
+            Self::Resnet32 => "resnet32",
+            Self::Resnet56 => "resnet56",
+            Self::Resnet18 => "resnet18",
+            Self::Resnet34 => "resnet34",
+            Self::Resnet50 => "resnet50",
+            Self::Unet => "unet",
+        }
+    }
 }
 
 /// The samples to train on and to evaluate with.
@@ -140,9 +190,14 @@ pub struct Training {
     /// The update rule. Default: sgd with momentum 0.9.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// The learning rate over time. Default: constant 0.02.
+    /// The learning rate over time. Default: constant, at the value that suits the optimizer.
     #[serde(default)]
     pub schedule: LearningRateSchedule,
+    /// Longest norm that the gradient of all weights together may have, without unit. A longer
+    /// gradient is scaled down to it. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1_000_000.0)))]
+    pub clip_gradient_norm: Option<f32>,
 }
 
 impl Training {
@@ -170,57 +225,6 @@ impl Training {
 pub enum Precision {
     #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
     F32,
-}
-
-/// The update rule; exactly one is named.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Optimizer {
-    /// Stochastic gradient descent with momentum: v ← m·v + g + λ·w, then w ← w − rate·v.
-    Sgd(Sgd),
-}
-
-impl Default for Optimizer {
-    fn default() -> Self {
-        Self::Sgd(Sgd::default())
-    }
-}
-
-/// Stochastic gradient descent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Sgd {
-    /// Share of the last velocity that is kept, without unit. Default: 0.9.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9999)))]
-    pub momentum: f32,
-    /// Rate at which every weight decays towards zero, without unit; biases and norms are exempt.
-    /// Default: 0.
-    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 1.0)))]
-    pub weight_decay: f32,
-}
-
-impl Default for Sgd {
-    fn default() -> Self {
-        Self { momentum: 0.9, weight_decay: 0.0 }
-    }
-}
-
-/// The learning rate over time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LearningRateSchedule {
-    /// Learning rate for the given global batch, without unit, more than 0. Default: 0.02.
-    #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1000.0)))]
-    pub base_learning_rate: f32,
-}
-
-impl Default for LearningRateSchedule {
-    fn default() -> Self {
-        Self { base_learning_rate: 0.02 }
-    }
 }
 
 /// The checkpoints of a job.
@@ -274,7 +278,7 @@ impl Workload {
     /// # Errors
     /// A field breaks a rule. The error names the first one.
     pub fn check(&self) -> Result<(), InvalidField> {
-        let Self { model, dataset, training: _, communication, checkpoint, devices_per_worker } = self;
+        let Self { model, dataset, training, communication, checkpoint, devices_per_worker } = self;
         if model.name != ModelName::Mlp && !model.hidden.is_empty() {
             return Err(InvalidField::new(
                 "spec.model.hidden",
@@ -292,6 +296,14 @@ impl Workload {
             }
             (DatasetFormat::Idx, Some(uri)) => check_file_uri("spec.dataset.uri", uri)?,
             (DatasetFormat::Glyphs, _) => {}
+        }
+        let LearningRateSchedule { decay, decay_epochs, .. } = &training.schedule;
+        if (*decay == Decay::Step) == decay_epochs.is_empty() {
+            return Err(InvalidField::new(
+                "spec.training.schedule.decayEpochs",
+                format!("{decay_epochs:?}"),
+                "one or more epochs with decay step, none with any other",
+            ));
         }
         communication.check()?;
         if communication.algorithm == CommunicationAlgorithm::CanonicalTree && *devices_per_worker > 1 {
@@ -350,12 +362,14 @@ mod tests {
     #[test]
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 8] = [
+        let cases: [Breaking; 10] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "s3:///lenet".into()),
+            ("spec.training.schedule.decayEpochs", |job| job.training.schedule.decay = Decay::Step),
+            ("spec.training.schedule.decayEpochs", |job| job.training.schedule.decay_epochs = vec![1.0]),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::bytes(10))),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::mebibytes(2048))),
             ("spec.communication.wire", |job| {

@@ -3,16 +3,13 @@
 use std::{collections::BTreeMap, sync::Once, time::Instant};
 
 use lockstep_collective::{Choice, Communicator, Group as Ranks};
-use lockstep_data::{Dataset, Seat, steps_per_epoch};
+use lockstep_data::Seat;
 use lockstep_elastic::{Activity, ActivityMonitor, Assignment, Digest, PlanAgreement};
-use lockstep_launch::{
-    AgreedPlan, CommunicationAlgorithm, Ending, Optimizer, PLANS_FILE, Replay, WireFormat, Workload, lines,
-};
-use lockstep_nn::Sgd;
+use lockstep_launch::{AgreedPlan, CommunicationAlgorithm, Ending, PLANS_FILE, Replay, WireFormat, Workload, lines};
 
 use crate::{
     communication::{self, Agreed, Before, Placement},
-    compute::{memory, payload::Payload, recipe::Recipe, training_state::TrainingState},
+    compute::{memory, payload::Payload, training_state::TrainingState},
     failure::{Failure, with_causes},
     membership::{
         catchup::{copy::copy_base, receive::until_member},
@@ -33,25 +30,6 @@ use crate::{
         retry::{Waits as _, until_stored, warned_of},
     },
 };
-
-/// Returns the recipe of a workload. `last_step` ends a replay early.
-pub(crate) fn recipe(workload: &Workload, dataset: &Dataset, last_step: Option<u64>) -> Recipe {
-    let training = &workload.training;
-    let Optimizer::Sgd(sgd) = &training.optimizer;
-    let global_batch = u64::from(training.global_batch_size);
-    let steps_per_epoch = steps_per_epoch(dataset.train.len() as u64, global_batch);
-    // A share is never larger than the global batch.
-    let micro_batch = training.micro_batch_size.min(training.global_batch_size) as usize;
-    Recipe {
-        seed: training.seed,
-        global_batch,
-        micro_batch,
-        total_steps: last_step.unwrap_or(u64::MAX).min(steps_per_epoch * u64::from(training.epochs)),
-        steps_per_epoch,
-        optimiser: Sgd { momentum: sgd.momentum, weight_decay: sgd.weight_decay },
-        rate: training.schedule.base_learning_rate,
-    }
-}
 
 fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
     match workload.communication.algorithm {

@@ -12,7 +12,7 @@ use tracing::info;
 
 use crate::{
     benchmark,
-    compute::{memory, model, training_state::TrainingState},
+    compute::{memory, model, recipe::Recipe, training_state::TrainingState},
     failure::Failure,
     membership::{catchup::receive::until_member, session::Session},
     progress::metrics::Metrics,
@@ -21,7 +21,7 @@ use crate::{
     signals::Stop,
     step::rank::JobSamples,
     storage::{self, Storage, retry::warned_of},
-    training::{Run, device_seats, recipe},
+    training::{Run, device_seats},
 };
 
 /// The parts of a worker's process that exist before it joins the group.
@@ -71,7 +71,9 @@ impl Process<'_> {
         storage::check_variables(launch)?;
         let dataset = model::dataset(workload)?;
         let network = model::network(&workload.model, &dataset)?;
-        memory::check(launch, workload, &network, &dataset)?;
+        let last_step = replay.and_then(|replay| replay.last_step);
+        let recipe = Recipe::new(&workload.training, &network, dataset.train.len() as u64, last_step);
+        memory::check(launch, workload, &recipe, &network, &dataset)?;
         let data = Digest::from_bytes(dataset.fingerprint());
         let storage = Storage::open(launch, workload, data)?;
         let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
@@ -80,7 +82,6 @@ impl Process<'_> {
         let Some(first) = device_seats(workload, 0, launch.replicas, shards).next() else {
             return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
         };
-        let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
         let devices = workload.devices_per_worker as usize;
         let mut state = TrainingState::new(network, recipe, &storage, &dataset.train, first, devices)?;
         let held = state.held();

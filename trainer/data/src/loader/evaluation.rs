@@ -21,7 +21,14 @@ impl<'a> Evaluation<'a> {
     #[must_use]
     pub fn new(samples: &'a Samples, run: Range<u64>, micro_batch: usize) -> Self {
         assert!(micro_batch > 0, "micro-batches of no samples");
-        let batch = Batch { images: Vec::new(), labels: Vec::new(), taken: Tally::default(), home: None };
+        let batch = Batch {
+            images: Vec::new(),
+            labels: Vec::new(),
+            group_ends: Vec::new(),
+            keys: Vec::new(),
+            taken: Tally::default(),
+            home: None,
+        };
         Self { samples, left: run, micro_batch, levels: levels(), batch }
     }
 

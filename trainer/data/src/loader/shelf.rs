@@ -107,7 +107,8 @@ mod tests {
     use crate::Tally;
 
     fn batch(label: u32) -> Batch {
-        Batch { images: Vec::new(), labels: vec![label], taken: Tally::default(), home: None }
+        let (images, group_ends, keys) = (Vec::new(), Vec::new(), Vec::new());
+        Batch { images, labels: vec![label], group_ends, keys, taken: Tally::default(), home: None }
     }
 
     #[test]

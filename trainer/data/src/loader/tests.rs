@@ -20,7 +20,8 @@ fn index_of(levels: &[f32; 256], image: f32, label: u32) -> u64 {
 }
 
 fn order(rank: u32, world: u32, global_batch: u64, micro_batch: usize) -> Order {
-    Order { seed: 5, global_batch, micro_batch, seat: Seat::new(rank, world, SHARDS), first_step: 0, steps: 1 }
+    let seat = Seat::new(rank, world, SHARDS);
+    Order { seed: 5, global_batch, micro_batch, seat, first_step: 0, steps: 1, whole_shards: false }
 }
 
 /// The samples of each step, micro-batch sizes checked on the way.
@@ -217,4 +218,29 @@ fn evaluation_takes_each_sample_once_and_in_order() {
 #[test]
 fn evaluation_of_no_samples_ends_at_once() {
     assert!(Evaluation::new(&samples(0), 0..0, 8).next_batch().is_none());
+}
+
+/// The groups of a step over all ranks, as ends in the whole step.
+fn group_ends(samples: &Arc<Samples>, world: u32, batch: u64, micro_batch: usize) -> Vec<u64> {
+    let of_rank = |rank| {
+        let order = Order { whole_shards: true, ..order(rank, world, batch, micro_batch) };
+        let mut loader = Loader::start(Arc::clone(samples), order).expect("starts");
+        loader.next_step().expect("a step");
+        let batches = std::iter::from_fn(move || loader.next_batch());
+        batches.flat_map(|batch| batch.group_ends.iter().map(|end| batch.keys[0] + u64::from(*end)).collect::<Vec<_>>())
+    };
+    (0..world).flat_map(of_rank).collect()
+}
+
+#[test]
+fn whole_shards_form_the_same_groups_in_any_number_of_ranks() {
+    let samples = samples(300);
+    for (batch, micro_batch) in [(64, 5), (200, 7), (300, 300), (300, 3), (30, 4)] {
+        let alone = group_ends(&samples, 1, batch, micro_batch);
+        assert_eq!(alone.last(), Some(&batch), "batches of {batch}");
+        assert!(alone.len() as u64 >= batch.min(64), "batches of {batch}: {} groups", alone.len());
+        for world in [2, 3, 5] {
+            assert_eq!(group_ends(&samples, world, batch, micro_batch), alone, "{world} ranks, {batch} samples");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use lockstep_data::{Loader, Step};
 use lockstep_elastic::ActivityMonitor;
-use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
+use lockstep_nn::{Cpu, Replica, StepResult};
 
 use self::{
     device_thread::{DeviceThread, Done, Task},
@@ -89,13 +89,14 @@ impl Devices {
         first: &mut Replica<Cpu>,
         loaders: &mut Vec<Loader>,
         step: Step,
+        seed: u64,
         work: &Arc<ActivityMonitor>,
         submit: &mut dyn FnMut(usize, GatheredBucket),
     ) -> Duration {
         let Self { devices, announced, gradients: _ } = self;
         assert_eq!(loaders.len(), 1 + devices.len(), "each device has a loader");
         for (device, loader) in devices.iter_mut().zip(loaders.drain(1..)) {
-            device.begin(Task::Gradients { loader, step, work: Arc::clone(work) });
+            device.begin(Task::Gradients { loader, step, seed, work: Arc::clone(work) });
         }
         let mut hand_over = |bucket, sum, taken| {
             let gathered = match devices.is_empty() {
@@ -104,7 +105,7 @@ impl Devices {
             };
             submit(bucket, gathered);
         };
-        let waited = gradients::of_share(first, &mut loaders[0], step, Part::Watched(work), &mut hand_over);
+        let waited = gradients::of_share(first, &mut loaders[0], step, seed, Part::Watched(work), &mut hand_over);
         for device in devices {
             let Done::Gradients(loader) = device.finish() else { unreachable!("it was to compute gradients") };
             loaders.push(loader);
@@ -117,16 +118,16 @@ impl Devices {
     ///
     /// # Panics
     /// If the thread of a device has panicked.
-    pub(crate) fn update(&mut self, first: &mut Replica<Cpu>, optimiser: &Sgd, rate: f32) -> StepResult {
+    pub(crate) fn update(&mut self, first: &mut Replica<Cpu>, step: u64, rate: f32) -> StepResult {
         let Self { devices, announced: _, gradients } = self;
         if !devices.is_empty() {
             let free = Arc::get_mut(gradients).expect("no device has them between two tasks");
             first.copy_gradients(0..free.len(), free);
         }
         for device in devices.iter_mut() {
-            device.begin(Task::Update { gradients: Arc::clone(gradients), optimiser: *optimiser, rate });
+            device.begin(Task::Update { gradients: Arc::clone(gradients), step, rate });
         }
-        first.update(optimiser, rate);
+        first.update(step, rate);
         devices.iter_mut().fold(first.finish_step(), |all, device| {
             let Done::Update(StepResult { loss_sum, correct }) = device.finish() else {
                 unreachable!("it was to update")
@@ -143,6 +144,7 @@ mod tests {
     use lockstep_collective::{Abort, Communicator};
     use lockstep_data::{Order, Seat};
     use lockstep_launch::Workload;
+    use lockstep_nn::{Optimizer, optimizers::Sgd};
 
     use super::*;
     use crate::{
@@ -165,7 +167,7 @@ mod tests {
         let network = model::network(&workload.model, &dataset).expect("a network");
         let make = || {
             let ready_order = network.table().ready_order();
-            Replica::new(Cpu::new(), network.clone(), 20, ready_order).map_err(Failure::fatal)
+            Replica::new(Cpu::new(), network.clone(), SGD, 20, ready_order).map_err(Failure::fatal)
         };
         let mut first = make().expect("a replica");
         first.initialise(7);
@@ -174,7 +176,7 @@ mod tests {
         let samples = Arc::new(dataset.train);
         let order = |device| {
             let seat = Seat::new(device, devices, 64 * devices);
-            Order { seed: 7, global_batch: 100, micro_batch: 20, seat, first_step: 0, steps: 2 }
+            Order { seed: 7, global_batch: 100, micro_batch: 20, seat, first_step: 0, steps: 2, whole_shards: false }
         };
         let loaders = (0..devices).map(|device| Loader::start(Arc::clone(&samples), order(device)).expect("a loader"));
         (first, further, loaders.collect())
@@ -186,20 +188,21 @@ mod tests {
         shares[0].step
     }
 
+    const SGD: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+
     /// Returns the state and the loss after two steps.
     fn trained(devices: u32) -> (Vec<f32>, f64) {
         let (mut first, mut further, mut loaders) = worker(devices);
-        let optimiser = Sgd { momentum: 0.9, weight_decay: 0.0 };
         let mut loss = 0.0;
         for _ in 0..2 {
             let step = next_step(&mut loaders);
             let mut buckets = Vec::new();
             let mut submit = |_, bucket| buckets.push(bucket);
-            further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
+            further.gradients(&mut first, &mut loaders, step, 7, &Arc::default(), &mut submit);
             for mut bucket in buckets {
                 bucket.complete();
             }
-            loss = further.update(&mut first, &optimiser, 0.1).loss_sum;
+            loss = further.update(&mut first, step.index + 1, 0.1).loss_sum;
         }
         let state = |replica: &mut Replica<Cpu>| {
             let mut state = vec![0.0; replica.state_elements()];
@@ -241,7 +244,7 @@ mod tests {
                     let carries = carries && bucket == last;
                     buckets.push(if carries { gathered.carrying(numbers.clone()) } else { gathered });
                 };
-                further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
+                further.gradients(&mut first, &mut loaders, step, 7, &Arc::default(), &mut submit);
                 for bucket in &mut buckets {
                     bucket.complete();
                     // Another rank with the same values would double them.
@@ -276,7 +279,7 @@ mod tests {
         abort.abort("the group breaks");
         let step = next_step(&mut loaders);
         let mut submit = |bucket, gathered| communicator.submit(0, bucket as u32, Payload::Gradient(gathered));
-        further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
+        further.gradients(&mut first, &mut loaders, step, 7, &Arc::default(), &mut submit);
         assert!(communicator.wait().is_err(), "an aborted communicator gives the memory back");
         drop(communicator);
         // This panics while a bucket is lent out.
@@ -287,8 +290,7 @@ mod tests {
 
     /// Lets the first further device finish a step that it has not begun.
     fn break_a_device(further: &mut Devices) {
-        let optimiser = Sgd { momentum: 0.9, weight_decay: 0.0 };
-        further.devices[0].begin(Task::Update { gradients: Arc::clone(&further.gradients), optimiser, rate: 0.1 });
+        further.devices[0].begin(Task::Update { gradients: Arc::clone(&further.gradients), step: 1, rate: 0.1 });
     }
 
     #[test]
@@ -305,7 +307,14 @@ mod tests {
         let step = next_step(&mut loaders);
         let mut gathered = Vec::new();
         let mut submit = |_, sum, taken| gathered.push(GatheredBucket::among(&further.announced, sum, taken));
-        gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&ActivityMonitor::default()), &mut submit);
+        gradients::of_share(
+            &mut first,
+            &mut loaders[0],
+            step,
+            7,
+            Part::Watched(&ActivityMonitor::default()),
+            &mut submit,
+        );
         let waits = thread::spawn(move || gathered[0].complete());
         break_a_device(&mut further);
         assert!(waits.join().is_err(), "a sum of one device alone");

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_data::{Batch, Loader, Seat, Step, Tally};
 use lockstep_elastic::{Activity, ActivityMonitor};
-use lockstep_nn::{Cpu, Device, Gradient, Replica};
+use lockstep_nn::{Cpu, Device, Gradient, Replica, Values};
 
 /// A leased slice of the gradient arena.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -45,11 +45,11 @@ pub(crate) fn of_share(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,
     step: Step,
+    seed: u64,
     work: Part<'_>,
     submit: &mut dyn FnMut(usize, Bucket, Tally),
 ) -> Duration {
-    let scale = 1.0 / step.samples as f32;
-    replica.begin_step();
+    begin(replica, step, seed);
     let (mut next, mut loading) = next_batch(loader, work);
     if next.is_none() {
         replica.no_samples(&mut |bucket, gradient| submit(bucket, gradient, loader.taken()));
@@ -58,7 +58,7 @@ pub(crate) fn of_share(
         let (after, waited) = next_batch(loader, work);
         (next, loading) = (after, loading + waited);
         let announce = &mut |bucket, gradient| submit(bucket, gradient, loader.taken());
-        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), announce);
+        of_batch(replica, &batch, step, next.is_none(), announce);
     }
     loading
 }
@@ -70,11 +70,11 @@ pub(crate) fn of_parts(
     loader: &mut Loader,
     step: Step,
     seat: Seat,
+    seed: u64,
     work: &ActivityMonitor,
     submit: &mut dyn FnMut(usize, Bucket, Tally),
 ) -> Duration {
-    let scale = 1.0 / step.samples as f32;
-    replica.begin_step();
+    begin(replica, step, seed);
     let mut loading = Duration::ZERO;
     let mut parts = seat.parts(step.samples).peekable();
     while let Some(part) = parts.next() {
@@ -85,12 +85,35 @@ pub(crate) fn of_parts(
             let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
             left -= batch.len() as u64;
             let announce = &mut |_, _| unreachable!("no bucket is complete before the last part");
-            replica.micro_batch(&batch.images, &batch.labels, scale, false, announce);
+            of_batch(replica, &batch, step, false, announce);
         }
         let announce = &mut |bucket, gradient| submit(bucket, gradient, loader.taken());
         replica.end_part(parts.peek().is_none(), announce);
     }
     loading
+}
+
+/// Begins a step, whose dice depend only on the seed, the step and each sample's place in it.
+fn begin(replica: &mut Replica<Cpu>, step: Step, seed: u64) {
+    replica.set_dice(seed, step.index);
+    replica.begin_step();
+}
+
+/// Adds the gradients of a micro-batch to those of its step.
+fn of_batch(
+    replica: &mut Replica<Cpu>,
+    batch: &Batch,
+    step: Step,
+    is_last: bool,
+    announce: &mut dyn FnMut(usize, Bucket),
+) {
+    let (inputs, targets) = ([Values::F32(&batch.images)], [Values::U32(&batch.labels)]);
+    let samples = lockstep_nn::Batch {
+        group_ends: &batch.group_ends,
+        keys: &batch.keys,
+        ..lockstep_nn::Batch::new(&inputs, &targets, batch.len())
+    };
+    replica.micro_batch_of(&samples, 1.0 / step.samples as f32, is_last, announce);
 }
 
 fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) {

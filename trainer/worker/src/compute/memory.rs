@@ -7,6 +7,7 @@ use lockstep_data::Dataset;
 use lockstep_launch::{Ending, Launch, MemoryLimit, RecordStore, Workload, in_words};
 use lockstep_nn::Network;
 
+use super::recipe::Recipe;
 use crate::failure::{Failure, leave};
 
 /// The bytes that a worker needs for its copy of the model and for its samples.
@@ -26,10 +27,16 @@ struct Needs {
 ///
 /// # Errors
 /// Fatal: there is not enough memory for weights, gradients and optimiser.
-pub(crate) fn check(launch: &Launch, workload: &Workload, network: &Network, dataset: &Dataset) -> Result<(), Failure> {
+pub(crate) fn check(
+    launch: &Launch,
+    workload: &Workload,
+    recipe: &Recipe,
+    network: &Network,
+    dataset: &Dataset,
+) -> Result<(), Failure> {
     let Some(limit) = MemoryLimit::of_this_process() else { return Ok(()) };
     let in_cluster = launch.store == RecordStore::Kubernetes;
-    let needs = Needs::of(workload, network, dataset, if in_cluster { 1 } else { launch.replicas.into() });
+    let needs = Needs::of(workload, recipe, network, dataset, if in_cluster { 1 } else { launch.replicas.into() });
     let words = format!("{needs}, and may have {limit}; {}", remedy(in_cluster));
     if !needs.may_fit(&limit) {
         return Err(Failure::fatal(format!("spec.model: out of memory: the model does not fit: {words}")));
@@ -52,13 +59,11 @@ const fn remedy(in_cluster: bool) -> &'static str {
 }
 
 impl Needs {
-    fn of(workload: &Workload, network: &Network, dataset: &Dataset, workers: u64) -> Self {
+    fn of(workload: &Workload, recipe: &Recipe, network: &Network, dataset: &Dataset, workers: u64) -> Self {
         let summary = network.summary();
         let devices = u64::from(workload.devices_per_worker);
         let weights = summary.weight_bytes() as u64 * devices;
-        let training = &workload.training;
-        let micro_batch = u64::from(training.micro_batch_size.min(training.global_batch_size));
-        let outputs: usize = summary.layers.iter().map(|layer| layer.activation_bytes).sum();
+        let outputs = summary.activation_bytes(1);
         // Each output has a gradient of the same size.
         let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
         let pixels = dataset.train.shape().bytes() as u64;
@@ -66,8 +71,8 @@ impl Needs {
         Self {
             weights,
             gradients: weights,
-            optimizer: weights,
-            activations: a_sample * micro_batch * devices,
+            optimizer: summary.optimizer_bytes(&recipe.optimizer) as u64 * devices,
+            activations: a_sample * recipe.micro_batch as u64 * devices,
             samples: samples.iter().sum(),
             workers,
         }

@@ -4,12 +4,10 @@ use std::path::Path;
 
 use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
 use lockstep_launch::{DatasetFormat, ModelName, ModelSpec, Workload};
-use lockstep_nn::{Network, models};
+use lockstep_nn::{Network, Shape, models};
 
 use crate::{failure::Failure, storage::retry::warned_of};
 
-/// The hidden widths of an mlp that names none.
-const DEFAULT_HIDDEN: [usize; 1] = [128];
 /// The classes of the data sets that can be read so far.
 const CLASSES: usize = 10;
 
@@ -33,28 +31,29 @@ fn unread(uri: &str, error: &DataError) -> Failure {
     if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
 }
 
-/// Returns the network for samples of this shape.
+/// Returns the network for the samples and the classes of the data set.
 pub(crate) fn network(model: &ModelSpec, dataset: &Dataset) -> Result<Network, Failure> {
-    let shape = dataset.train.shape();
+    let (shape, classes) = (dataset.train.shape(), dataset.train.classes());
+    let input = Shape::image(shape.channels, shape.height, shape.width);
+    let name = model.name.as_str();
     let network = match model.name {
-        ModelName::Lenet5 => models::lenet5(),
-        ModelName::Mlp => {
-            let named: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
-            let hidden = if named.is_empty() { &DEFAULT_HIDDEN[..] } else { &named };
-            models::mlp(shape.bytes(), hidden, dataset.train.classes())
+        ModelName::Mlp if !model.hidden.is_empty() => {
+            let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
+            models::mlp_on(input, &hidden, classes)
         }
-        ModelName::Mlp25m => models::mlp25m(),
+        _ => match models::named(name) {
+            Some(named) => (named.build)(input, classes),
+            None => return Err(Failure::fatal(format!("spec.model.name: {name}: the trainer has no such model"))),
+        },
     };
-    if network.input().elements() != shape.bytes() || network.classes() != dataset.train.classes() {
+    let network = network.map_err(|error| {
+        Failure::fatal(format!("spec.model.name: {name} does not fit samples of {input} in {classes} classes: {error}"))
+    })?;
+    let output = network.shape(network.output());
+    if !output.is_flat() {
         return Err(Failure::fatal(format!(
-            "spec.model.name: this model takes images of {} pixels in {} classes, the data set has {} pixels ({} × {} × {}) in {}",
-            network.input().elements(),
-            network.classes(),
-            shape.bytes(),
-            shape.channels,
-            shape.height,
-            shape.width,
-            dataset.train.classes(),
+            "spec.model.name: {name} has an output of {output}: it needs a label for each pixel, and the data set has \
+             one for each sample"
         )));
     }
     Ok(network)

@@ -69,7 +69,11 @@ impl TrainingState {
     ) -> Result<Self, Failure> {
         let make = || {
             let ready_order = network.table().ready_order();
-            Replica::new(Cpu::new(), network.clone(), recipe.micro_batch, ready_order).map_err(Failure::fatal)
+            let mut replica =
+                Replica::new(Cpu::new(), network.clone(), recipe.optimizer, recipe.micro_batch, ready_order)
+                    .map_err(Failure::fatal)?;
+            replica.clip_gradients(recipe.clip_norm);
+            Ok(replica)
         };
         let mut replica = make()?;
         let further = Devices::new(devices - 1, make)?;
@@ -206,9 +210,9 @@ impl TrainingState {
         if seat.is_aligned() {
             let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
             let alone = &mut |bucket, gradient, taken| submit(bucket, GatheredBucket::alone(gradient, taken));
-            gradients::of_parts(&mut self.replica, loader, step, seat, work, alone)
+            gradients::of_parts(&mut self.replica, loader, step, seat, self.recipe.seed, work, alone)
         } else {
-            self.devices.gradients(&mut self.replica, loaders, step, work, submit)
+            self.devices.gradients(&mut self.replica, loaders, step, self.recipe.seed, work, submit)
         }
     }
 
@@ -216,14 +220,14 @@ impl TrainingState {
     /// device does it: the others copy its state once this worker is a member.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
         self.replica.take_gradients(gradients);
-        self.replica.update(&self.recipe.optimiser, self.recipe.rate);
+        self.replica.update(self.step + 1, self.recipe.rate(self.step + 1));
         self.replica.finish_step();
         self.step += 1;
     }
 
     /// Applies the summed gradients of the next step on all devices. The step is then done.
     pub(crate) fn apply(&mut self) -> StepResult {
-        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
+        let result = self.devices.update(&mut self.replica, self.step + 1, self.recipe.rate(self.step + 1));
         self.step += 1;
         result
     }

@@ -26,7 +26,7 @@ pub(crate) fn of_parts(mut digest: StateDigest, parts: &[String]) -> Option<[u8;
 
 #[cfg(test)]
 mod tests {
-    use lockstep_nn::{Cpu, Replica, models};
+    use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
 
     use super::*;
 
@@ -34,7 +34,8 @@ mod tests {
     fn the_digest_of_any_number_of_parts_is_that_of_the_whole_state() {
         let network = models::lenet5();
         let buckets = network.table().ready_order();
-        let mut replica = Replica::new(Cpu::new(), network, 1, buckets).expect("buckets that tile it");
+        let sgd = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+        let mut replica = Replica::new(Cpu::new(), network, sgd, 1, buckets).expect("buckets that tile it");
         replica.initialise(7);
         let values: Vec<f32> = replica.tensors().into_iter().flat_map(|tensor| tensor.values).collect();
         for cuts in [&[][..], &[0], &[1], &[2, 2, 5]] {

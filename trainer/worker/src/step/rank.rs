@@ -128,6 +128,7 @@ impl<'a> Rank<'a> {
             seat,
             first_step: state.step,
             steps: recipe.total_steps.saturating_sub(state.step),
+            whole_shards: recipe.whole_shards,
         };
         let (rank, world) = (communicator.rank(), communicator.world());
         let shares = shares(recipe.global_batch, seat, world);
@@ -425,7 +426,7 @@ impl<'a> Rank<'a> {
         metrics.steps.inc();
         metrics.samples.inc_by(samples);
         metrics.step_duration.observe(seconds);
-        metrics.learning_rate.set(f64::from(self.state.recipe.rate));
+        metrics.learning_rate.set(f64::from(self.state.recipe.rate(self.state.step)));
         metrics.spent(Phase::Compute, useful);
         metrics.spent(Phase::Data, data);
         metrics.spent(Phase::ExposedCommunication, exposed);

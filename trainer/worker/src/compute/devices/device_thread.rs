@@ -11,7 +11,7 @@ use std::{
 
 use lockstep_data::{Loader, Step};
 use lockstep_elastic::ActivityMonitor;
-use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
+use lockstep_nn::{Cpu, Replica, StepResult};
 
 use super::gathered::Announced;
 use crate::{
@@ -23,9 +23,9 @@ use crate::{
 #[allow(clippy::large_enum_variant, reason = "one is handed over in each step; a box would allocate in each")]
 pub(super) enum Task {
     /// Compute the gradients of the loader's samples, and announce them bucket by bucket.
-    Gradients { loader: Loader, step: Step, work: Arc<ActivityMonitor> },
+    Gradients { loader: Loader, step: Step, seed: u64, work: Arc<ActivityMonitor> },
     /// Update the state with the gradients of the whole group.
-    Update { gradients: Arc<Vec<f32>>, optimiser: Sgd, rate: f32 },
+    Update { gradients: Arc<Vec<f32>>, step: u64, rate: f32 },
 }
 
 /// The result of a task.
@@ -120,17 +120,17 @@ impl Drop for DeviceThread {
 impl Task {
     fn carry_out(self, replica: &mut Replica<Cpu>, announced: &Announced) -> Done {
         match self {
-            Self::Gradients { mut loader, step, work } => {
+            Self::Gradients { mut loader, step, seed, work } => {
                 let part = Part::Beside(&work);
-                gradients::of_share(replica, &mut loader, step, part, &mut |_, bucket, taken| {
+                gradients::of_share(replica, &mut loader, step, seed, part, &mut |_, bucket, taken| {
                     announced.put(bucket, taken);
                 });
                 Done::Gradients(loader)
             }
-            Self::Update { gradients, optimiser, rate } => {
+            Self::Update { gradients, step, rate } => {
                 let found = replica.finish_step();
                 replica.take_gradients(&gradients);
-                replica.update(&optimiser, rate);
+                replica.update(step, rate);
                 replica.finish_step();
                 Done::Update(found)
             }

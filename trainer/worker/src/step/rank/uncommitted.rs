@@ -62,7 +62,7 @@ impl Rank<'_> {
             samples: None,
             sample_hash: None,
             state_hash: Some(window.bits()),
-            learning_rate: self.state.recipe.rate,
+            learning_rate: self.state.recipe.rate(step),
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
             time: Timestamp::now().to_string(),
@@ -169,7 +169,7 @@ impl Rank<'_> {
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
                 "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
-                self.state.recipe.rate
+                self.state.recipe.rate(step)
             )));
         }
         Ok(Some(CommittedStep { line, halt, checkpoint }))
