@@ -54,8 +54,15 @@ pub(crate) fn object_rules() -> Vec<Rule> {
 pub(crate) fn spec_rules() -> Vec<Rule> {
     let mut rules = vec![
         Rule {
-            rule: "!has(self.model) || self.model.name == 'mlp' || !has(self.model.hidden) || \
-                   self.model.hidden.size() == 0"
+            rule: "!has(self.model) || \
+                   has(self.model.name) != (has(self.model.layers) && self.model.layers.size() > 0)"
+                .to_owned(),
+            message: "spec.model.name: the name of a model, or spec.model.layers in its place".to_owned(),
+            field: Some(".model"),
+        },
+        Rule {
+            rule: "!has(self.model) || (has(self.model.name) && self.model.name == 'mlp') || \
+                   !has(self.model.hidden) || self.model.hidden.size() == 0"
                 .to_owned(),
             message: "spec.model.hidden: only for model mlp; leave it out".to_owned(),
             field: Some(".model.hidden"),

@@ -57,7 +57,7 @@ fn a_field_that_is_left_out_has_its_default() {
     let job = ValidJob::from_manifest(GOOD).expect("valid");
     assert_eq!((job.name.as_str(), job.namespace.as_str(), job.uid.as_deref()), ("lenet", "team", None));
     assert_eq!(job.replicas.get(), 2);
-    assert_eq!(workload(&job).model.name, ModelName::Lenet5);
+    assert_eq!(workload(&job).model.name, Some(ModelName::Lenet5));
     assert_eq!(workload(&job).training.epochs, 3);
     assert_eq!(workload(&job).training.global_batch_size, 64);
     assert_eq!(workload(&job).communication.bucket_bytes, None);

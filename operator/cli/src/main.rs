@@ -9,6 +9,7 @@ mod manifest;
 mod replay;
 mod run;
 mod scale;
+mod summary;
 mod validate;
 mod watch;
 
@@ -43,6 +44,8 @@ enum Command {
     Bench(bench::Arguments),
     /// List, verify, prune or export the checkpoints in a job's folder.
     Checkpoints(checkpoints::Arguments),
+    /// Print the layers of a model, their shapes, weights, operations and bytes.
+    Summary(summary::Arguments),
     /// Check manifests without a cluster: fields, types and rules.
     Validate(validate::Arguments),
     /// Follow a job in the cluster until it ends; the exit code is its result.
@@ -114,6 +117,10 @@ fn main() -> ExitCode {
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Checkpoints(arguments) => match checkpoints::checkpoints(&arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Summary(arguments) => match summary::summary(&arguments) {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },

@@ -44,14 +44,36 @@ pub struct ModelSpec {
     /// Architecture: perceptron (no hidden layer), mlp (widths from `hidden`), mlp25m (25 million
     /// weights, for communication benchmarks), lenet5, alexnet, vgg16, googlenet, resnet20, resnet32
     /// and resnet56 (for small images), resnet18, resnet34 and resnet50 (for large ones), or unet
-    /// (for labels by pixel). The data set decides image size, channels and classes.
-    pub name: ModelName,
+    /// (for labels by pixel). The data set decides image size, channels and classes. Required
+    /// without `layers`. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<ModelName>,
     /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:
     /// [128].
     #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
     pub hidden: Vec<u32>,
+    /// The layers of an own model, in place of a name, one after another. Each is an object with
+    /// the kind of the layer and its settings, such as `conv2d: {outputs: 6, kernel: 5}`. Kinds:
+    /// linear, conv2d, depthwiseConv2d, upConvolution, batchNorm, layerNorm, groupNorm, maxPool,
+    /// averagePool, globalAveragePool, relu, gelu, silu, tanh, sigmoid, dropout, flatten, residual
+    /// and branches. A linear layer or a convolution without outputs has one for each class.
+    /// Default: [].
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "layer_list"))]
+    pub layers: Vec<serde_json::Value>,
+}
+
+/// Only the trainer knows the settings of each kind of layer.
+#[cfg(feature = "schema")]
+fn layer_list(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "array",
+        "maxItems": 512,
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+    })
 }
 
 /// Architectures.
@@ -177,6 +199,10 @@ pub struct Training {
     #[serde(default = "Training::default_micro_batch_size")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub micro_batch_size: u32,
+    /// Share of each label that is spread over all classes, without unit. Default: 0.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
+    pub label_smoothing: f32,
     /// Number format of weights and gradients. Default: f32.
     #[serde(default = "Training::default_precision")]
     pub precision: Precision,
@@ -279,7 +305,14 @@ impl Workload {
     /// A field breaks a rule. The error names the first one.
     pub fn check(&self) -> Result<(), InvalidField> {
         let Self { model, dataset, training, communication, checkpoint, devices_per_worker } = self;
-        if model.name != ModelName::Mlp && !model.hidden.is_empty() {
+        if model.name.is_some() != model.layers.is_empty() {
+            let (value, accepted) = match model.name {
+                Some(name) => (name.as_str(), "only without spec.model.layers; leave one of them out"),
+                None => ("missing", "the name of a model, or spec.model.layers in its place"),
+            };
+            return Err(InvalidField::new("spec.model.name", value, accepted));
+        }
+        if model.name != Some(ModelName::Mlp) && !model.hidden.is_empty() {
             return Err(InvalidField::new(
                 "spec.model.hidden",
                 format!("{:?}", model.hidden),
@@ -362,8 +395,10 @@ mod tests {
     #[test]
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 10] = [
+        let cases: [Breaking; 12] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
+            ("spec.model.name", |job| job.model.name = None),
+            ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),

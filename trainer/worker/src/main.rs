@@ -18,6 +18,7 @@ mod serve;
 mod signals;
 mod step;
 mod storage;
+mod summary;
 mod training;
 mod worker;
 
@@ -48,6 +49,8 @@ enum Role {
     /// List, verify, prune or export the checkpoints in a job's folder.
     #[command(subcommand)]
     Checkpoints(checkpoints::Action),
+    /// Print the layers of a model and what they cost.
+    Summary(summary::Arguments),
     /// Draw glyphs and write them as IDX files, for tests and data images.
     Glyphs {
         /// The number of glyphs, for training and evaluation together.
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
 
     match &role {
         Role::Checkpoints(action) => return checkpoints::act(action),
+        Role::Summary(arguments) => return summary::print(arguments),
         Role::Glyphs { samples, seed, output } => return write_glyphs(*samples, *seed, output),
         Role::Worker | Role::Coordinator => {}
     }
@@ -107,7 +111,7 @@ fn run(role: &Role, launch: &Launch, replay: Option<&Replay>) -> Result<Ending, 
     match role {
         Role::Worker => worker::work(launch, replay),
         Role::Coordinator => coordinator::coordinate(launch),
-        Role::Checkpoints(_) | Role::Glyphs { .. } => unreachable!("this role reads no orders"),
+        Role::Checkpoints(_) | Role::Glyphs { .. } | Role::Summary(_) => unreachable!("this role reads no orders"),
     }
 }
 

@@ -70,7 +70,7 @@ impl Process<'_> {
         let Self { launch, metrics, stop, ready } = self;
         storage::check_variables(launch)?;
         let dataset = model::dataset(workload)?;
-        let network = model::network(&workload.model, &dataset)?;
+        let network = model::network(workload, &dataset)?;
         let last_step = replay.and_then(|replay| replay.last_step);
         let recipe = Recipe::new(&workload.training, &network, dataset.train.len() as u64, last_step);
         memory::check(launch, workload, &recipe, &network, &dataset)?;

@@ -164,7 +164,7 @@ mod tests {
         }))
         .expect("a workload");
         let dataset = model::dataset(&workload).expect("glyphs");
-        let network = model::network(&workload.model, &dataset).expect("a network");
+        let network = model::network(&workload, &dataset).expect("a network");
         let make = || {
             let ready_order = network.table().ready_order();
             Replica::new(Cpu::new(), network.clone(), SGD, 20, ready_order).map_err(Failure::fatal)

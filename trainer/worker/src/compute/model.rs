@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
-use lockstep_launch::{DatasetFormat, ModelName, ModelSpec, Workload};
-use lockstep_nn::{Network, Shape, models};
+use lockstep_launch::{DatasetFormat, ModelSpec, Workload};
+use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Shape, layers::SoftmaxCrossEntropy, models};
 
 use crate::{failure::Failure, storage::retry::warned_of};
 
 /// The classes of the data sets that can be read so far.
 const CLASSES: usize = 10;
+/// The kinds of layers that have no settings.
+const WITHOUT_SETTINGS: [&str; 7] = ["globalAveragePool", "relu", "gelu", "silu", "tanh", "sigmoid", "flatten"];
 
 /// Reads or draws the samples, and checks that they fill the global batch.
 pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
@@ -31,35 +33,119 @@ fn unread(uri: &str, error: &DataError) -> Failure {
     if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
 }
 
-/// Returns the network for the samples and the classes of the data set.
-pub(crate) fn network(model: &ModelSpec, dataset: &Dataset) -> Result<Network, Failure> {
+/// Returns the network of a workload, for the samples and the classes of its data set.
+pub(crate) fn network(workload: &Workload, dataset: &Dataset) -> Result<Network, Failure> {
     let (shape, classes) = (dataset.train.shape(), dataset.train.classes());
     let input = Shape::image(shape.channels, shape.height, shape.width);
-    let name = model.name.as_str();
-    let network = match model.name {
-        ModelName::Mlp if !model.hidden.is_empty() => {
-            let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
-            models::mlp_on(input, &hidden, classes)
-        }
-        _ => match models::named(name) {
-            Some(named) => (named.build)(input, classes),
-            None => return Err(Failure::fatal(format!("spec.model.name: {name}: the trainer has no such model"))),
-        },
-    };
-    let network = network.map_err(|error| {
-        Failure::fatal(format!("spec.model.name: {name} does not fit samples of {input} in {classes} classes: {error}"))
-    })?;
+    let Workload { model, training, .. } = workload;
+    let mut network = network_on(model, input, classes).map_err(Failure::fatal)?;
     let output = network.shape(network.output());
     if !output.is_flat() {
         return Err(Failure::fatal(format!(
-            "spec.model.name: {name} has an output of {output}: it needs a label for each pixel, and the data set has \
-             one for each sample"
+            "spec.model: an output of {output} needs a label for each pixel, and the data set has one for each sample"
         )));
     }
+    if training.label_smoothing > 0.0 {
+        let loss = SoftmaxCrossEntropy { smoothing: training.label_smoothing, ..SoftmaxCrossEntropy::default() };
+        network.set_loss(loss).map_err(Failure::fatal)?;
+    }
     Ok(network)
+}
+
+/// Returns the network of a model for samples of this shape. The error names the field.
+pub(crate) fn network_on(model: &ModelSpec, input: Shape, classes: usize) -> Result<Network, String> {
+    let Some(name) = model.name else { return own_network(&model.layers, input, classes) };
+    let network = match models::named(name.as_str()) {
+        _ if !model.hidden.is_empty() => {
+            let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
+            models::mlp_on(input, &hidden, classes)
+        }
+        Some(named) => (named.build)(input, classes),
+        None => return Err(format!("spec.model.name: {}: the trainer has no such model", name.as_str())),
+    };
+    network.map_err(|error| {
+        let name = name.as_str();
+        format!("spec.model.name: {name} does not fit samples of {input} in {classes} classes: {error}")
+    })
+}
+
+/// Returns the network of layers that a job lists.
+fn own_network(layers: &[serde_json::Value], input: Shape, classes: usize) -> Result<Network, String> {
+    let layer = |(number, layer): (usize, &serde_json::Value)| {
+        let read = serde_json::from_value::<LayerSpec>(without_empty_settings(layer.clone()));
+        read.map_err(|error| format!("spec.model.layers.{number}: {error}"))
+    };
+    let layers = layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
+    let description = Description { layers, loss: LossSpec::default() };
+    description.network(input, classes).map_err(|error| format!("spec.model.{error}"))
+}
+
+/// Layers without settings are objects in a manifest, as all others: `relu: {}`.
+fn without_empty_settings(layer: serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match layer {
+        Value::Object(fields) => {
+            if let Some((kind, Value::Object(settings))) = fields.iter().next()
+                && (settings.is_empty() && fields.len() == 1 && WITHOUT_SETTINGS.contains(&&**kind))
+            {
+                return Value::String(kind.clone());
+            }
+            Value::Object(fields.into_iter().map(|(name, value)| (name, without_empty_settings(value))).collect())
+        }
+        Value::Array(layers) => Value::Array(layers.into_iter().map(without_empty_settings).collect()),
+        other => other,
+    }
 }
 
 /// Returns the path in a checked `file://` URI.
 fn path(uri: &str) -> &Path {
     Path::new(uri.strip_prefix("file://").unwrap_or(uri))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const DIGITS: Shape = Shape::image(1, 28, 28);
+
+    fn network_of(model: serde_json::Value) -> Result<Network, String> {
+        network_on(&serde_json::from_value(model).expect("a model"), DIGITS, 10)
+    }
+
+    #[test]
+    fn every_model_that_a_manifest_can_name_is_one_of_the_trainer() {
+        for model in models::MODELS {
+            let spec: ModelSpec = serde_json::from_value(json!({"name": model.name})).expect(model.name);
+            let network = network_on(&spec, model.input, model.classes).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(network.classes(), model.classes, "{}", model.name);
+        }
+    }
+
+    #[test]
+    fn hidden_widths_are_those_of_the_manifest() {
+        let network = network_of(json!({"name": "mlp", "hidden": [3, 4]})).expect("a network");
+        assert_eq!(network.table().weights(), 784 * 3 + 3 + 3 * 4 + 4 + 4 * 10 + 10);
+    }
+
+    #[test]
+    fn own_layers_form_a_network_for_the_classes_of_the_data_set() {
+        let block =
+            json!({"residual": {"layers": [{"conv2d": {"outputs": 4, "kernel": 3, "padding": 1}}, {"relu": {}}]}});
+        let first = json!({"conv2d": {"outputs": 4, "kernel": 3, "padding": 1}});
+        let layers =
+            json!([first, {"batchNorm": {}}, block, {"globalAveragePool": {}}, {"flatten": {}}, {"linear": {}}]);
+        let network = network_of(json!({"layers": layers})).expect("a network");
+        assert_eq!(network.classes(), 10);
+    }
+
+    #[test]
+    fn the_error_names_the_wrong_layer() {
+        let error = |layers| network_of(json!({"layers": layers})).expect_err("a wrong layer");
+        let unknown = error(json!([{"flatten": {}}, {"lineer": {}}]));
+        assert!(unknown.starts_with("spec.model.layers.1: unknown variant `lineer`"), "{unknown}");
+        let misfit = error(json!([{"conv2d": {"outputs": 4, "kernel": 99}}, {"flatten": {}}, {"linear": {}}]));
+        assert!(misfit.starts_with("spec.model.layers.0 "), "{misfit}");
+    }
 }
