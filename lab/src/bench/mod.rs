@@ -8,6 +8,7 @@ mod collectives;
 mod cores;
 mod elastic;
 mod first_loss;
+mod large_batch;
 mod lenet;
 mod line;
 mod link;
@@ -57,7 +58,7 @@ fn time(text: &str) -> Result<Duration, jiff::Error> {
     text.parse::<jiff::SignedDuration>()?.try_into()
 }
 
-const BENCHMARKS: [Benchmark; 10] = [
+const BENCHMARKS: [Benchmark; 11] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
@@ -83,6 +84,11 @@ const BENCHMARKS: [Benchmark; 10] = [
         name: "scaling",
         measures: "LeNet-5 on two cores against one, each with 64 samples of a step",
         run: |book, effort, _| scaling::run(book, effort),
+    },
+    Benchmark {
+        name: "large-batch",
+        measures: "accuracy of LeNet-5 as the batch grows, under SGD, LARS and LAMB",
+        run: |book, effort, _| large_batch::run(book, effort),
     },
     Benchmark {
         name: "lenet-step",

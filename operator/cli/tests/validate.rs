@@ -11,10 +11,23 @@ fn lockstep(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep")).args(arguments).output().expect("lockstep starts")
 }
 
+const EXAMPLES: [&str; 10] = [
+    "cnn.yaml",
+    "collectives.yaml",
+    "elastic.yaml",
+    "glyphs.yaml",
+    "large-batch-lars.yaml",
+    "mlp.yaml",
+    "mnist.yaml",
+    "object-store.yaml",
+    "perceptron.yaml",
+    "resnet20.yaml",
+];
+
 #[test]
 fn every_example_is_valid() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
-    for name in ["collectives.yaml", "elastic.yaml", "glyphs.yaml", "mlp.yaml", "mnist.yaml", "object-store.yaml"] {
+    for name in EXAMPLES {
         let output = lockstep(&["validate", &examples.join(name).display().to_string()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }

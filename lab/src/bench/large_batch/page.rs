@@ -1,0 +1,76 @@
+//! The table of a run as a page, and its curves as a picture.
+
+use std::{fmt::Write as _, fs, path::Path};
+
+use anyhow::anyhow;
+use plotters::prelude::*;
+
+use super::{BATCHES, Cell, Effort, Row, places};
+
+const TEXT: &str = "\
+# Large batches: what SGD, LARS and LAMB keep
+
+LeNet-5, 5 epochs whatever the batch: fewer, larger steps. Each tuned row takes, at each batch, the best of six or more
+peak rates, found with one seed on held-out training samples. The rate grows over the first epoch and then falls to 0
+(polynomial, power 2). Momentum 0.9, weight decay 5e-5 on weights only. Cells show the mean test accuracy in percent,
+the least and the most of the seeds, and the peak rate. A dead run diverged, or fell back to guessing one class.
+
+`cargo xtask bench large-batch` wrote this page";
+
+/// Writes both.
+pub(super) fn write(effort: Effort, rows: &[Row], source: &str, origin: &str) -> anyhow::Result<()> {
+    let [page, picture] = places(effort);
+    let batches: Vec<u64> = BATCHES.into_iter().filter(|batch| rows[0].cells.contains_key(batch)).collect();
+    let mut text = format!("{TEXT}: {source}, {origin}.\n\n![test accuracy against batch](large-batch.svg)\n\n| |");
+    batches.iter().for_each(|batch| write!(text, " {batch} |").unwrap_or_default());
+    writeln!(text, "\n|---|{}", "---|".repeat(batches.len()))?;
+    for Row { name, cells } in rows {
+        let cell = |batch| cells.get(batch).map_or_else(|| "–".to_owned(), shown);
+        let cells: Vec<_> = batches.iter().map(cell).collect();
+        writeln!(text, "| {name} | {} |", cells.join(" | "))?;
+    }
+    fs::write(&page, &text)?;
+    println!("{text}\n{}", page.display());
+    draw(&picture, &format!("{source}, 5 epochs: test accuracy in %"), rows)
+        .map_err(|error| anyhow!("{}: {error}", picture.display()))
+}
+
+fn shown(cell: &Cell) -> String {
+    let percent = |value: f64| format!("{:.2}", 100.0 * value);
+    let accuracies = cell.runs.iter().map(|run| run.accuracy);
+    let (least, most) = (accuracies.clone().fold(1.0, f64::min), accuracies.fold(0.0, f64::max));
+    let dead = match cell.runs.iter().filter(|run| run.dead).count() {
+        0 => String::new(),
+        _ if cell.is_dead() => ", dead".to_owned(),
+        count => format!(", {count} of {} dead", cell.runs.len()),
+    };
+    format!("{:.2} [{}, {}] ({}{dead})", cell.accuracy(), percent(least), percent(most), cell.peak)
+}
+
+fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
+    let area = SVGBackend::new(path, (960, 560)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .caption(title, ("sans-serif", 16))
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(56)
+        .build_cartesian_2d((50f64..10_000f64).log_scale(), 0f64..100f64)?;
+    chart.configure_mesh().x_desc("global batch").y_desc("test accuracy in %").draw()?;
+    for (index, Row { name, cells }) in rows.iter().enumerate() {
+        let style = ShapeStyle::from(&Palette99::pick(index)).stroke_width(2);
+        let points: Vec<_> = cells.iter().map(|(batch, cell)| (*batch as f64, cell.accuracy())).collect();
+        chart
+            .draw_series(LineSeries::new(points, style).point_size(3))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerLeft)
+        .background_style(WHITE)
+        .border_style(BLACK)
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
