@@ -1,6 +1,9 @@
 //! `lockstep-trainer summary`: the layers of a model, and what they cost, before anything runs.
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
 use lockstep_nn::{Network, Summary, models};
@@ -62,11 +65,12 @@ pub(crate) fn print(arguments: &Arguments) -> ExitCode {
     });
     match text {
         Ok(text) => {
-            println!("{text}");
+            // A closed pipe, such as that of `head`, is no failure.
+            let _ = writeln!(io::stdout(), "{text}");
             ExitCode::SUCCESS
         }
         Err(failure) => {
-            eprintln!("error: {failure}");
+            let _ = writeln!(io::stderr(), "error: {failure}");
             ExitCode::from(2)
         }
     }
