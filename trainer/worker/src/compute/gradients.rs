@@ -127,3 +127,49 @@ fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) 
     };
     (batch, start.elapsed())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lockstep_data::{Order, glyphs};
+    use lockstep_nn::{Optimizer, Shape, models, optimizers::Sgd};
+
+    use super::*;
+
+    /// Returns the gradients and the batch's statistics of a step, summed over so many ranks.
+    fn summed(world: u32, micro_batch: usize) -> Vec<f32> {
+        let network = models::resnet20(Shape::image(1, 28, 28), 10).expect("a network");
+        let sgd = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+        let buckets = network.table().ready_order();
+        let mut replica = Replica::new(Cpu::new(), network, sgd, micro_batch, buckets).expect("ranges that tile it");
+        replica.initialise(7);
+        let samples = Arc::new(glyphs::draw(150, 7, 0.1).train);
+        let mut sum = vec![0.0; replica.table().elements()];
+        for rank in 0..world {
+            let seat = Seat::new(rank, world, 64);
+            let order =
+                Order { seed: 7, global_batch: 128, micro_batch, seat, first_step: 0, steps: 1, whole_shards: true };
+            let mut loader = Loader::start(Arc::clone(&samples), order).expect("a loader");
+            let step = loader.next_step().expect("a step").step;
+            let work = ActivityMonitor::default();
+            of_share(&mut replica, &mut loader, step, 7, Part::Watched(&work), &mut |_, _, _| {});
+            let mut own = vec![0.0; sum.len()];
+            replica.copy_gradients(0..own.len(), &mut own);
+            replica.finish_step();
+            sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+        }
+        sum
+    }
+
+    #[test]
+    fn any_number_of_ranks_forms_the_gradients_of_one_batch_norms_included() {
+        let alone = summed(1, 128);
+        let largest = alone.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (world, micro_batch) in [(1, 50), (2, 128), (3, 20)] {
+            let differences = alone.iter().zip(summed(world, micro_batch)).map(|(one, other)| (one - other).abs());
+            let furthest = differences.fold(0.0, f32::max);
+            assert!(furthest <= 1e-5 * largest, "{world} ranks: {furthest} of {largest}");
+        }
+    }
+}
