@@ -210,6 +210,7 @@ fn accepted_by(schema: &Value) -> String {
 fn listed(values: &[Value]) -> String {
     values
         .iter()
+        .filter(|value| !value.is_null())
         .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
         .collect::<Vec<_>>()
         .join(", ")

@@ -200,7 +200,14 @@ fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
     match (model, dataset, checkpoint) {
         (Some(model), Some(dataset), Some(checkpoint)) => {
             let devices_per_worker = devices_per_worker.unwrap_or(1);
-            Ok(Task::Train(Workload { model, dataset, training, communication, checkpoint, devices_per_worker }))
+            Ok(Task::Train(Box::new(Workload {
+                model,
+                dataset,
+                training,
+                communication,
+                checkpoint,
+                devices_per_worker,
+            })))
         }
         (model, dataset, checkpoint) => Err([
             model.is_none().then(|| missing("spec.model")),

@@ -366,7 +366,7 @@ impl Run {
     pub(crate) fn workload(&self) -> Workload {
         let manifest = fs::read_to_string(self.folder.join("manifest.yaml")).expect("the manifest of the run");
         match ValidJob::from_manifest(&manifest).expect("a valid manifest").task {
-            Task::Train(workload) => workload,
+            Task::Train(workload) => *workload,
             Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
         }
     }

@@ -165,7 +165,7 @@ impl Job {
             credentials: None,
             grace_seconds: DEFAULT_GRACE_SECONDS,
             ending: self.folder.path().join(format!("{member}.ending")),
-            task: Task::Train(workload()),
+            task: Task::Train(Box::new(workload())),
         };
         let mut command = self.network.command(host, &products().join("lockstep-trainer"));
         command

@@ -9,7 +9,7 @@ use crate::{Benchmark, Communication, InvalidField, Workload};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Task {
     /// Trains a network.
-    Train(Workload),
+    Train(Box<Workload>),
     /// Trains nothing, and measures.
     Benchmark {
         /// The measurement.

@@ -42,10 +42,10 @@ pub struct Workload {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
     /// Architecture: perceptron (no hidden layer), mlp (widths from `hidden`), mlp25m (25 million
-    /// weights, for communication benchmarks), lenet5, alexnet, vgg16, googlenet, resnet20, resnet32
-    /// and resnet56 (for small images), resnet18, resnet34 and resnet50 (for large ones), or unet
-    /// (for labels by pixel). The data set decides image size, channels and classes. Required
-    /// without `layers`. Default: none.
+    /// weights, for communication benchmarks), lenet5, alexnet, vgg16, googlenet, resnet20,
+    /// resnet32 and resnet56 (for small images), resnet18, resnet34 and resnet50 (for large ones),
+    /// or unet (for labels by pixel). The data set decides image size, channels and classes.
+    /// Required without `layers`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ModelName>,
     /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:

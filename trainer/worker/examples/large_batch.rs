@@ -139,7 +139,7 @@ fn train(run: &Run, samples: &Arc<Samples>, judges: &Samples) -> anyhow::Result<
         let step = share.step.index + 1;
         replica.update(step, schedule.rate(step));
         losses.push(replica.finish_step().loss_sum / share.samples as f64);
-        if losses.last().is_none_or(|loss| !(*loss < LOST)) {
+        if losses.last().is_none_or(|loss| loss.is_nan() || *loss >= LOST) {
             break;
         }
     }

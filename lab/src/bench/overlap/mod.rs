@@ -232,7 +232,7 @@ impl Programs {
                 credentials: None,
                 grace_seconds: DEFAULT_GRACE_SECONDS,
                 ending: output.join("ending"),
-                task: Task::Train(workload.clone()),
+                task: Task::Train(Box::new(workload.clone())),
             };
             let mut command = self.line.command(end, &self.trainer);
             command.arg(role).envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)));

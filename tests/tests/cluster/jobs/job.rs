@@ -99,7 +99,7 @@ impl<'a> Job<'a> {
     pub(crate) fn workload(&self) -> Workload {
         let object = serde_json::from_value(self.object()).expect("a training job");
         match ValidJob::from_object(&object).expect("a valid job").task {
-            Task::Train(workload) => workload,
+            Task::Train(workload) => *workload,
             Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
         }
     }

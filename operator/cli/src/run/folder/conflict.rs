@@ -80,7 +80,7 @@ mod tests {
         for (expected, change) in cases {
             let mut later = workload();
             change(&mut later);
-            let found = conflict(&Task::Train(workload()), &Task::Train(later));
+            let found = conflict(&Task::Train(Box::new(workload())), &Task::Train(Box::new(later)));
             assert_eq!(found.map(|field| field.to_string()).as_deref(), Some(expected));
         }
     }
@@ -89,7 +89,7 @@ mod tests {
     fn a_run_continues_after_its_data_moved() {
         let mut later = workload();
         later.dataset.uri = Some("file:///home/mnist".to_owned());
-        assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
+        assert_eq!(conflict(&Task::Train(Box::new(workload())), &Task::Train(Box::new(later))), None);
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         later.training.epochs = 50;
         later.training.micro_batch_size = 16;
         later.checkpoint.interval_seconds = 5;
-        assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
+        assert_eq!(conflict(&Task::Train(Box::new(workload())), &Task::Train(Box::new(later))), None);
     }
 
     fn benchmark(collectives: Collectives) -> Task {
@@ -109,7 +109,7 @@ mod tests {
     fn a_benchmark_may_change_but_not_become_a_training() {
         let later = Collectives { repetitions: 3, ..Collectives::default() };
         assert_eq!(conflict(&benchmark(Collectives::default()), &benchmark(later)), None);
-        let found = conflict(&benchmark(Collectives::default()), &Task::Train(workload())).expect("refused");
+        let found = conflict(&benchmark(Collectives::default()), &Task::Train(Box::new(workload()))).expect("refused");
         assert_eq!(found.to_string(), "spec.benchmark: missing: given");
     }
 
