@@ -9,10 +9,10 @@ mod cores;
 mod elastic;
 mod first_loss;
 mod large_batch;
-mod lenet;
 mod line;
 mod link;
 mod load;
+mod nn;
 mod operator;
 mod overlap;
 mod record;
@@ -91,9 +91,9 @@ const BENCHMARKS: [Benchmark; 11] = [
         run: |book, effort, _| large_batch::run(book, effort),
     },
     Benchmark {
-        name: "lenet-step",
-        measures: "LeNet-5 training step, batch 64, one core, against PyTorch",
-        run: |book, effort, _| lenet::run(book, effort),
+        name: "nn",
+        measures: "training steps of LeNet-5, ResNet-20 and ResNet-50 on one core, against PyTorch, and on two",
+        run: |book, effort, _| nn::run(book, effort),
     },
     Benchmark {
         name: "recovery",

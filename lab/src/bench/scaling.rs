@@ -126,14 +126,15 @@ impl Run {
     fn step(mut self) -> anyhow::Result<f64> {
         let status = self.process.wait()?;
         ensure!(status.success(), "the run in {} ended with {status}", self.folder.display());
-        seconds_a_step(&self.folder.join("metrics.jsonl"))
+        seconds_a_step(&self.folder.join("metrics.jsonl"), WARM_UP)
     }
 }
 
-fn seconds_a_step(metrics_log: &Path) -> anyhow::Result<f64> {
+/// Returns the mean seconds of the steps in a metrics log, without the first `warm_up`.
+pub(super) fn seconds_a_step(metrics_log: &Path, warm_up: usize) -> anyhow::Result<f64> {
     let lines = fs::read_to_string(metrics_log)?;
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
+    let seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(warm_up).collect();
     ensure!(!seconds.is_empty(), "{} holds no step", metrics_log.display());
     Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }

@@ -2,26 +2,32 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use plotters::prelude::*;
 
 use super::{BATCHES, Cell, Effort, Row, places};
 
-const TEXT: &str = "\
-# Large batches: what SGD, LARS and LAMB keep
+/// The lines between which a run writes its table. People write the rest of the page.
+const MARKS: [&str; 2] =
+    ["<!-- table: written by `cargo xtask bench large-batch` -->\n", "<!-- end of the table -->\n"];
 
-LeNet-5, 5 epochs whatever the batch: fewer, larger steps. Each tuned row takes, at each batch, the best of six or more
-peak rates, found with one seed on held-out training samples. The rate grows over the first epoch and then falls to 0
-(polynomial, power 2). Momentum 0.9, weight decay 5e-5 on weights only. Cells show the mean test accuracy in percent,
-the least and the most of the seeds, and the peak rate. A dead run diverged, or fell back to guessing one class.
-
-`cargo xtask bench large-batch` wrote this page";
-
-/// Writes both.
+/// Writes both: the table between the marks of the page, if the page exists.
 pub(super) fn write(effort: Effort, rows: &[Row], source: &str, origin: &str) -> anyhow::Result<()> {
     let [page, picture] = places(effort);
+    let table = table(rows, source, origin)?;
+    let text = match fs::read_to_string(&page) {
+        Ok(text) => between_marks(&text, &table).with_context(|| format!("{} lacks {MARKS:?}", page.display()))?,
+        Err(_) => table.clone(),
+    };
+    fs::write(&page, text)?;
+    println!("{table}\n{}", page.display());
+    draw(&picture, &format!("{source}, 5 epochs: test accuracy in %"), rows)
+        .map_err(|error| anyhow!("{}: {error}", picture.display()))
+}
+
+fn table(rows: &[Row], source: &str, origin: &str) -> Result<String, std::fmt::Error> {
     let batches: Vec<u64> = BATCHES.into_iter().filter(|batch| rows[0].cells.contains_key(batch)).collect();
-    let mut text = format!("{TEXT}: {source}, {origin}.\n\n![test accuracy against batch](large-batch.svg)\n\n| |");
+    let mut text = format!("{source}, {origin}.\n\n| |");
     batches.iter().for_each(|batch| write!(text, " {batch} |").unwrap_or_default());
     writeln!(text, "\n|---|{}", "---|".repeat(batches.len()))?;
     for Row { name, cells } in rows {
@@ -29,10 +35,14 @@ pub(super) fn write(effort: Effort, rows: &[Row], source: &str, origin: &str) ->
         let cells: Vec<_> = batches.iter().map(cell).collect();
         writeln!(text, "| {name} | {} |", cells.join(" | "))?;
     }
-    fs::write(&page, &text)?;
-    println!("{text}\n{}", page.display());
-    draw(&picture, &format!("{source}, 5 epochs: test accuracy in %"), rows)
-        .map_err(|error| anyhow!("{}: {error}", picture.display()))
+    Ok(text)
+}
+
+/// Returns the page with the table between its marks.
+fn between_marks(page: &str, table: &str) -> Option<String> {
+    let (before, rest) = page.split_once(MARKS[0])?;
+    let (_, after) = rest.split_once(MARKS[1])?;
+    Some(format!("{before}{}{table}{}{after}", MARKS[0], MARKS[1]))
 }
 
 fn shown(cell: &Cell) -> String {
@@ -73,4 +83,17 @@ fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<(), Box<dyn std::error
         .draw()?;
     area.present()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_replaces_the_table_and_keeps_what_people_wrote() {
+        let [open, close] = MARKS;
+        let page = format!("before\n{open}old\n{close}after\n");
+        assert_eq!(between_marks(&page, "new\n"), Some(format!("before\n{open}new\n{close}after\n")));
+        assert_eq!(between_marks("no marks", "new\n"), None);
+    }
 }

@@ -1,8 +1,8 @@
-//! Seconds of training steps (forward, backward, update) on one core, one JSON line per step:
-//! `cargo run --release -p lockstep-nn --example lenet_step -- [batch] [warm-up steps] [steps]
-//! [model]`.
+//! Seconds of training steps (forward, backward, update) on one core, one JSON line per step, then
+//! the most memory that the process held:
+//! `cargo run --release -p lockstep-nn --example step -- [model] [batch] [warm-up steps] [steps]`.
 
-use std::time::Instant;
+use std::{fs, time::Instant};
 
 use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
 
@@ -10,9 +10,9 @@ const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let name = arguments.first().map_or("lenet5", String::as_str);
     let count = |index: usize, default| arguments.get(index).map_or(Ok(default), |argument| argument.parse::<usize>());
-    let (batch, warm_up, steps) = (count(0, 64)?, count(1, 20)?, count(2, 200)?);
-    let name = arguments.get(3).map_or("lenet5", String::as_str);
+    let (batch, warm_up, steps) = (count(1, 64)?, count(2, 20)?, count(3, 200)?);
     let model = models::named(name).ok_or_else(|| format!("there is no model {name}"))?;
     let network = (model.build)(model.input, model.classes)?;
     let (pixels, classes) = (network.input().elements(), network.classes() as u32);
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let start = Instant::now();
         replica.begin_step();
         replica.micro_batch(&images, &labels, 1.0 / batch as f32, true, &mut |_, _| {});
-        replica.update(1, 0.01);
+        replica.update(step as u64 + 1, 0.01);
         let result = replica.finish_step();
         let seconds = start.elapsed().as_secs_f64();
         if step >= warm_up {
@@ -34,5 +34,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!(r#"{{"step":{},"batch":{batch},"step_seconds":{seconds:.9},"loss":{loss:.6}}}"#, step - warm_up);
         }
     }
+    println!(r#"{{"most_memory_mib":{:.1}}}"#, most_memory_kib()? / 1024.0);
     Ok(())
+}
+
+/// Returns the most resident memory of this process so far, in KiB, as the kernel counts it.
+fn most_memory_kib() -> Result<f64, Box<dyn std::error::Error>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("the kernel counts no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
