@@ -1,7 +1,7 @@
 //! The samples that the steps of a run took, as its metrics log reports them.
 
 use anyhow::{Context as _, ensure};
-use lockstep_data::{Permutation, Step, Tally, glyphs};
+use lockstep_data::{Batches, Permutation, Tally, glyphs};
 use lockstep_launch::{DatasetFormat, Workload};
 use serde::Deserialize;
 
@@ -25,6 +25,11 @@ pub fn each_was_taken_once(workload: &Workload, metrics_log: &str) -> anyhow::Re
     let Workload { dataset, training, .. } = workload;
     ensure!(dataset.format == DatasetFormat::Glyphs, "the number of samples is known only for glyphs");
     let len = glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction).train.len() as u64;
+    let first = Batches::constant(len, training.global_batch_size.into());
+    let batches = training
+        .batch_size_schedule
+        .iter()
+        .fold(first, |batches, change| batches.changed(change.epoch.into(), change.global_batch_size.into()));
     let mut reported = 0;
     // The log also holds evaluations, and its last line may be incomplete.
     for line in metrics_log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
@@ -34,7 +39,7 @@ pub fn each_was_taken_once(workload: &Workload, metrics_log: &str) -> anyhow::Re
             continue;
         };
         let taken = Tally { samples, hash: sample_hash.with_context(|| format!("step {step} has no hash"))? };
-        let expected = Step::at(step - 1, len, u64::from(training.global_batch_size));
+        let expected = batches.step(step - 1);
         let order = Permutation::new(training.seed, expected.epoch, len);
         let expected =
             (expected.cursor..expected.cursor + expected.samples).map(|position| order.at(position)).collect();

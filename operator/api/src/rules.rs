@@ -81,6 +81,15 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".dataset.uri"),
         },
         Rule {
+            rule: "!has(self.training) || !has(self.training.batchSizeSchedule) || \
+                   (self.training.batchSizeSchedule.map(change, change.epoch).isSorted() && \
+                   self.training.batchSizeSchedule.all(change, \
+                   self.training.batchSizeSchedule.exists_one(other, other.epoch == change.epoch)))"
+                .to_owned(),
+            message: "spec.training.batchSizeSchedule: epochs that ascend, each once".to_owned(),
+            field: Some(".training.batchSizeSchedule"),
+        },
+        Rule {
             rule: "!has(self.training) || !has(self.training.schedule) || \
                    (self.training.schedule.decay == 'step') == (has(self.training.schedule.decayEpochs) && \
                    self.training.schedule.decayEpochs.size() > 0)"

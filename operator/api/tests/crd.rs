@@ -154,6 +154,18 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
         ("/spec/dataset", json!({"format": "idx"}), json!({"format": "glyphs"}), "required for format idx"),
         ("/spec/dataset/uri", json!("s3://bucket/a"), json!("file:///a"), "spec.dataset.uri"),
         ("/spec/dataset/uri", json!("file:///a/.."), json!("file:///a/..b"), "spec.dataset.uri"),
+        (
+            "/spec/training/batchSizeSchedule",
+            json!([{"epoch": 3, "globalBatchSize": 128}, {"epoch": 2, "globalBatchSize": 256}]),
+            json!([{"epoch": 2, "globalBatchSize": 256}, {"epoch": 3, "globalBatchSize": 128}]),
+            "epochs that ascend, each once",
+        ),
+        (
+            "/spec/training/batchSizeSchedule",
+            json!([{"epoch": 3, "globalBatchSize": 128}, {"epoch": 3, "globalBatchSize": 256}]),
+            json!([]),
+            "epochs that ascend, each once",
+        ),
         ("/spec/checkpoint/uri", json!("file:///"), json!("file:///c"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("file:///../c"), json!("file:///c/d"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("s3://"), json!("s3://models"), "s3://models/lenet"),

@@ -137,9 +137,11 @@ pub enum DataError {
     },
     /// A step would need more samples than there are.
     #[error(
-        "spec.training.globalBatchSize is {global_batch}, but the data set has only {samples} samples for training: accepted are 1 to {samples}"
+        "{field} is {global_batch}, but the data set has only {samples} samples for training: accepted are 1 to {samples}"
     )]
     SmallerThanBatch {
+        /// The field that says how many.
+        field: String,
         /// Samples of one step.
         global_batch: u64,
         /// Samples for training.

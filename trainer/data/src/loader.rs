@@ -11,7 +11,7 @@ mod shelf;
 
 use std::{fmt, mem::take, ops::Range, sync::Arc, thread};
 
-use crate::{DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels, steps_per_epoch};
+use crate::{Batches, DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels};
 
 pub use self::evaluation::Evaluation;
 use self::shelf::Shelf;
@@ -25,8 +25,8 @@ pub const QUEUED_BATCHES: usize = 4;
 pub struct Order {
     /// Seed of the shuffle.
     pub seed: u64,
-    /// Samples of one step over all ranks.
-    pub global_batch: u64,
+    /// Samples of each step over all ranks.
+    pub batches: Batches,
     /// Most samples of one micro-batch.
     pub micro_batch: usize,
     /// Whose share; no micro-batch holds samples of two of its [parts](Seat::parts).
@@ -70,7 +70,6 @@ pub struct StepShare {
 #[derive(Debug)]
 pub struct Loader {
     order: Order,
-    len: u64,
     next: u64,
     undelivered: u64,
     taken: Tally,
@@ -112,9 +111,10 @@ impl Loader {
     /// [`DataError::Thread`].
     ///
     /// # Panics
-    /// When there are no samples, or a batch size is 0.
+    /// When the batches are not of these samples, or a micro-batch has none.
     pub fn start(samples: Arc<Samples>, order: Order) -> Result<Self, DataError> {
-        assert!(!samples.is_empty() && order.global_batch > 0 && order.micro_batch > 0, "nothing to load: {order:?}");
+        let len = samples.len() as u64;
+        assert!(len == order.batches.samples() && order.micro_batch > 0, "{len} samples, to load {order:?}");
         let mut loader = Self::without_thread(&samples, order);
         let (ahead, shelf) = (Preparation::of(&samples, order), Arc::clone(&loader.shelf));
         let thread = thread::Builder::new().name("loader".to_owned()).spawn(move || prepare_ahead(ahead, &shelf));
@@ -125,7 +125,6 @@ impl Loader {
     fn without_thread(samples: &Arc<Samples>, order: Order) -> Self {
         Self {
             order,
-            len: samples.len() as u64,
             next: 0,
             undelivered: 0,
             taken: Tally::default(),
@@ -135,19 +134,13 @@ impl Loader {
         }
     }
 
-    /// Steps of one epoch.
-    #[must_use]
-    pub const fn steps_per_epoch(&self) -> u64 {
-        steps_per_epoch(self.len, self.order.global_batch)
-    }
-
     /// Goes on to the next step, past what is left of the one before; `None` after the last.
     pub fn next_step(&mut self) -> Option<StepShare> {
         while self.next_batch().is_some() {}
         if self.next == self.order.steps {
             return None;
         }
-        let step = Step::at(self.order.first_step + self.next, self.len, self.order.global_batch);
+        let step = self.order.batches.step(self.order.first_step + self.next);
         let share = self.order.seat.share(step.samples);
         let samples = share.end - share.start;
         let micro_batches = cuts_of_step(step, self.order).count() as u64;
@@ -217,14 +210,14 @@ struct Cut {
 
 impl Preparation {
     fn of(samples: &Arc<Samples>, order: Order) -> Self {
-        let cuts = Box::new(cuts(samples.len() as u64, order));
+        let cuts = Box::new(cuts(order));
         Self { samples: Arc::clone(samples), order, levels: levels(), cuts }
     }
 
     /// Whether the rank has samples in no step: to look for some would take all of them.
     fn is_idle(&self) -> bool {
-        let (len, Order { global_batch, seat, .. }) = (self.samples.len() as u64, self.order);
-        [global_batch.min(len), len % global_batch].iter().all(|samples| seat.share(*samples).is_empty())
+        let Order { batches, seat, .. } = self.order;
+        batches.step_sizes().all(|samples| seat.share(samples).is_empty())
     }
 
     fn prepare(&self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
@@ -250,9 +243,9 @@ impl fmt::Debug for Preparation {
 }
 
 /// Each step's share cut into parts, and those into micro-batches.
-fn cuts(len: u64, order: Order) -> impl Iterator<Item = Cut> {
-    let Order { global_batch, first_step, steps, .. } = order;
-    (first_step..first_step + steps).flat_map(move |index| cuts_of_step(Step::at(index, len, global_batch), order))
+fn cuts(order: Order) -> impl Iterator<Item = Cut> {
+    let Order { batches, first_step, steps, .. } = order;
+    (first_step..first_step + steps).flat_map(move |index| cuts_of_step(batches.step(index), order))
 }
 
 fn cuts_of_step(step: Step, order: Order) -> impl Iterator<Item = Cut> {

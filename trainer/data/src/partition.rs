@@ -8,8 +8,6 @@
 
 use std::ops::Range;
 
-use crate::DataError;
-
 /// A rank's seat in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
@@ -116,46 +114,6 @@ pub struct Step {
     pub samples: u64,
 }
 
-impl Step {
-    /// Step `index` over `len` samples.
-    ///
-    /// # Panics
-    /// When `len` or `global_batch` is 0.
-    #[must_use]
-    pub fn at(index: u64, len: u64, global_batch: u64) -> Self {
-        let per_epoch = steps_per_epoch(len, global_batch);
-        assert!(per_epoch > 0, "a step over no samples");
-        let cursor = index % per_epoch * global_batch;
-        Self { index, epoch: index / per_epoch, cursor, samples: global_batch.min(len - cursor) }
-    }
-
-    /// Whether it is the last of its epoch.
-    #[must_use]
-    pub const fn ends_epoch(self, len: u64) -> bool {
-        self.cursor + self.samples == len
-    }
-}
-
-/// `⌈len / global_batch⌉`: the last batch of an epoch may be short, no sample is dropped.
-///
-/// # Panics
-/// When `global_batch` is 0.
-#[must_use]
-pub const fn steps_per_epoch(len: u64, global_batch: u64) -> u64 {
-    len.div_ceil(global_batch)
-}
-
-/// Refuses a global batch that the samples cannot fill even once.
-///
-/// # Errors
-/// [`DataError::SmallerThanBatch`].
-pub const fn check_global_batch(len: u64, global_batch: u64) -> Result<(), DataError> {
-    if len < global_batch {
-        return Err(DataError::SmallerThanBatch { global_batch, samples: len });
-    }
-    Ok(())
-}
-
 fn shard_start(shard: u32, shards: u32, samples: u64) -> u64 {
     (u128::from(shard) * u128::from(samples) / u128::from(shards)) as u64
 }
@@ -211,22 +169,6 @@ mod tests {
                 prop_assert!(edges.contains(&share.start) && edges.contains(&share.end));
             }
         }
-
-        #[test]
-        fn the_steps_of_an_epoch_take_each_sample_once(
-            len in 1_u64..10_000, batch in 1_u64..2000, epoch in 0_u64..1000
-        ) {
-            let per_epoch = steps_per_epoch(len, batch);
-            let mut cursor = 0;
-            for index in epoch * per_epoch..(epoch + 1) * per_epoch {
-                let step = Step::at(index, len, batch);
-                prop_assert_eq!((step.index, step.epoch, step.cursor), (index, epoch, cursor));
-                prop_assert!((1..=batch).contains(&step.samples));
-                cursor += step.samples;
-                prop_assert_eq!(step.ends_epoch(len), cursor == len);
-            }
-            prop_assert_eq!(cursor, len);
-        }
     }
 
     #[test]
@@ -239,12 +181,5 @@ mod tests {
     fn more_ranks_than_samples_leave_some_without() {
         let shares: Vec<_> = (0..4).map(|rank| Seat::new(rank, 4, 64).share(2)).collect();
         assert_eq!(shares.iter().filter(|share| share.is_empty()).count(), 2, "{shares:?}");
-    }
-
-    #[test]
-    fn a_batch_greater_than_the_data_set_is_refused_with_both_numbers() {
-        assert!(check_global_batch(64, 64).is_ok());
-        let error = check_global_batch(63, 64).expect_err("one sample short").to_string();
-        assert!(error.contains("globalBatchSize is 64") && error.contains("1 to 63"), "{error}");
     }
 }

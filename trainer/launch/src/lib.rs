@@ -8,6 +8,7 @@
 //! same states. [`training_group`] names the fields of the durable record. [`readiness`] is the
 //! path on which a process answers once it is ready.
 
+mod batch_size;
 mod benchmark;
 mod benchmark_report;
 mod byte_size;
@@ -37,6 +38,7 @@ pub mod training_group;
 mod unsaved;
 mod workload;
 
+pub use batch_size::BatchSizeChange;
 pub use benchmark::{Benchmark, Collectives};
 pub use benchmark_report::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
 pub use byte_size::{ByteSize, ByteSizeError};

@@ -223,6 +223,10 @@ pub struct LearningRateSchedule {
     /// 1706.02677) or squareRoot. Default: squareRoot for lars, else none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
+    /// True if scaling goes by the batch that batchSizeSchedule gives for each step. False if it
+    /// goes by globalBatchSize in the whole run; a batch that grows then lowers the noise of the
+    /// gradient as a falling rate does. Default: false.
+    pub rescale: bool,
     /// Samples of the global batch for which baseLearningRate is meant. Default: 64.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
     pub base_batch_size: u32,
@@ -257,6 +261,7 @@ impl Default for LearningRateSchedule {
         Self {
             base_learning_rate: None,
             scaling: None,
+            rescale: false,
             base_batch_size: 64,
             max_learning_rate: None,
             warmup_epochs: 0.0,

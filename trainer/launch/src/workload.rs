@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
+    BatchSizeChange, Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
     optimization::{Decay, LearningRateSchedule, Optimizer},
 };
 
@@ -190,10 +190,17 @@ pub struct Training {
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000)))]
     pub epochs: u32,
     /// Samples of one optimiser step over all workers together. It stays the same for any number of
-    /// workers. Default: 64.
+    /// workers. batchSizeSchedule may change it during the run. Default: 64.
     #[serde(default = "Training::default_global_batch_size")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
     pub global_batch_size: u32,
+    /// Changes of globalBatchSize during the run, such as a batch that grows in place of a rate that
+    /// falls (arXiv 1711.00489), ascending by epoch. The learning rate does not follow, unless
+    /// schedule.rescale is true. Default: [].
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 16)))]
+    pub batch_size_schedule: Vec<BatchSizeChange>,
     /// Most samples that a worker takes through the model at once. A larger share is accumulated in
     /// several rounds. The value bounds a worker's memory. Default: 64.
     #[serde(default = "Training::default_micro_batch_size")]
@@ -330,6 +337,7 @@ impl Workload {
             (DatasetFormat::Idx, Some(uri)) => check_file_uri("spec.dataset.uri", uri)?,
             (DatasetFormat::Glyphs, _) => {}
         }
+        training.check_batch_sizes()?;
         let LearningRateSchedule { decay, decay_epochs, .. } = &training.schedule;
         if (*decay == Decay::Step) == decay_epochs.is_empty() {
             return Err(InvalidField::new(
@@ -395,7 +403,7 @@ mod tests {
     #[test]
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 12] = [
+        let cases: [Breaking; 13] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.model.name", |job| job.model.name = None),
             ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),
@@ -403,6 +411,9 @@ mod tests {
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "s3:///lenet".into()),
+            ("spec.training.batchSizeSchedule", |job| {
+                job.training.batch_size_schedule = vec![BatchSizeChange { epoch: 2, global_batch_size: 128 }; 2];
+            }),
             ("spec.training.schedule.decayEpochs", |job| job.training.schedule.decay = Decay::Step),
             ("spec.training.schedule.decayEpochs", |job| job.training.schedule.decay_epochs = vec![1.0]),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::bytes(10))),

@@ -77,7 +77,13 @@ impl Schedule {
     /// The rate of a step; steps count from 1.
     #[must_use]
     pub fn rate(&self, step: u64) -> f32 {
-        let Self { peak, warmup_steps, total_steps, ref decay } = *self;
+        self.rate_below(self.peak, step)
+    }
+
+    /// The rate of a step if the peak were this one, as for another global batch.
+    #[must_use]
+    pub fn rate_below(&self, peak: f64, step: u64) -> f32 {
+        let Self { peak: _, warmup_steps, total_steps, ref decay } = *self;
         if step <= warmup_steps {
             return (peak * step as f64 / warmup_steps as f64) as f32;
         }

@@ -9,7 +9,7 @@
 use std::{io::BufRead as _, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, ensure};
-use lockstep_data::{Dataset, Evaluation, Loader, Order, Samples, Seat, glyphs, idx, steps_per_epoch};
+use lockstep_data::{Batches, Dataset, Evaluation, Loader, Order, Samples, Seat, glyphs, idx};
 use lockstep_nn::{
     Cpu, Decay, Optimizer, Replica, Schedule, models,
     optimizers::{Biases, Lamb, Lars, Sgd},
@@ -107,8 +107,8 @@ fn swept(dataset: &Dataset) -> Dataset {
 
 fn train(run: &Run, samples: &Arc<Samples>, judges: &Samples) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
-    let per_epoch = steps_per_epoch(samples.len() as u64, run.batch);
-    let steps = EPOCHS * per_epoch;
+    let batches = Batches::constant(samples.len() as u64, run.batch);
+    let (per_epoch, steps) = (batches.steps_before(1), batches.steps_before(EPOCHS));
     let decay = Decay::Polynomial { power: 2.0, end: 0.0 };
     let schedule = Schedule { peak: run.peak, warmup_steps: per_epoch, total_steps: steps, decay };
     let micro_batch = MICRO_BATCH.min(run.batch as usize);
@@ -119,7 +119,7 @@ fn train(run: &Run, samples: &Arc<Samples>, judges: &Samples) -> anyhow::Result<
     replica.initialise(run.seed);
     let order = Order {
         seed: run.seed,
-        global_batch: run.batch,
+        batches,
         micro_batch,
         seat: Seat::new(0, 1, 1),
         first_step: 0,

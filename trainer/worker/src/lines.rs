@@ -26,11 +26,12 @@ pub(crate) struct StepLine {
 }
 
 impl StepLine {
-    /// Returns the line of a step that was done and whose figures are lost.
-    pub(crate) fn unseen(step: u64, steps_per_epoch: u64, generation: u64) -> Self {
+    /// Returns the line of a step that was done and whose figures are lost. `epoch` epochs are done
+    /// after it.
+    pub(crate) fn unseen(step: u64, epoch: u64, generation: u64) -> Self {
         Self {
             step,
-            epoch: step / steps_per_epoch,
+            epoch,
             generation,
             world_size: 0,
             loss: None,

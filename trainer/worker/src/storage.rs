@@ -191,7 +191,10 @@ impl Storage {
 fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
     let model = serde_json::to_string(model).unwrap_or_default();
-    let decisive = format!("data {data} batch {} seed {}", training.global_batch_size, training.seed);
+    let changes = training.batch_size_schedule.iter();
+    let batches: String =
+        changes.map(|change| format!(", {} from epoch {} on", change.global_batch_size, change.epoch)).collect();
+    let decisive = format!("data {data} batch {}{batches} seed {}", training.global_batch_size, training.seed);
     TrainingIdentity { model, workload_digest: decisive }
 }
 

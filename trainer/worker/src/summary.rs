@@ -96,7 +96,7 @@ fn of_workload(workload: &str) -> Result<Report, Failure> {
         workload.dataset.samples = 10;
     }
     let training = workload.training.clone();
-    workload.training.global_batch_size = 1;
+    (workload.training.global_batch_size, workload.training.batch_size_schedule) = (1, Vec::new());
     let network = model::network(&workload, &model::dataset(&workload)?)?;
     let ModelSpec { name, .. } = workload.model;
     Ok(report(name.map_or("own layers", |name| name.as_str()).to_owned(), &network, &training))
@@ -104,7 +104,7 @@ fn of_workload(workload: &str) -> Result<Report, Failure> {
 
 fn report(model: String, network: &Network, training: &Training) -> Report {
     let summary = network.summary();
-    let recipe = Recipe::new(training, network, u64::from(training.global_batch_size), None);
+    let recipe = Recipe::new(training, network, u64::from(training.largest_batch_size()), None);
     Report {
         model,
         input: network.input(),

@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
         let state = &*rank.state;
         let start = Start {
             total_steps: state.recipe.total_steps,
-            steps_per_epoch: state.recipe.steps_per_epoch,
+            batches: &state.recipe.batches,
             saved_step: state.read_step(),
             damaged: state.passed_over_for(group.base.step),
             communication: agreed.report,
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
     /// the reporting worker, which opens the metrics log.
     fn make_up_evaluation(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let step = rank.step();
-        let ends_epoch = step > 0 && step.is_multiple_of(rank.recipe().steps_per_epoch);
+        let ends_epoch = rank.recipe().batches.ends_epoch(step);
         let lacks = |reporter: &&mut Reporter<'_>| ends_epoch && !reporter.has_evaluated(step);
         let mut owed = [f32::from(u8::from(reporter.as_ref().is_some_and(lacks)))];
         self.work().during(Activity::Waiting, || rank.sum(&mut owed))?;
@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
         while rank.step() < last {
             let committed = rank.advance(saver.flags())?;
             self.first_step.call_once(|| memory::has_fit(self.session.launch));
-            let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
+            let ends_epoch = recipe.batches.ends_epoch(rank.step());
             let agrees_anew = rank.has_timed_enough();
             let newest = if ends_epoch || agrees_anew { rank.settle()? } else { None };
             for committed in [committed, newest].into_iter().flatten() {

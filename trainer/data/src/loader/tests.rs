@@ -19,9 +19,10 @@ fn index_of(levels: &[f32; 256], image: f32, label: u32) -> u64 {
     u64::from(label) * 256 + low as u64
 }
 
-fn order(rank: u32, world: u32, global_batch: u64, micro_batch: usize) -> Order {
+fn order(samples: &Samples, rank: u32, world: u32, global_batch: u64, micro_batch: usize) -> Order {
     let seat = Seat::new(rank, world, SHARDS);
-    Order { seed: 5, global_batch, micro_batch, seat, first_step: 0, steps: 1, whole_shards: false }
+    let batches = Batches::constant(samples.len() as u64, global_batch);
+    Order { seed: 5, batches, micro_batch, seat, first_step: 0, steps: 1, whole_shards: false }
 }
 
 /// The samples of each step, micro-batch sizes checked on the way.
@@ -59,9 +60,9 @@ proptest! {
         len in 1_usize..400, batch in 1_u64..100, micro in 1_usize..20, world in 1_u32..=8
     ) {
         let samples = samples(len);
-        let steps = steps_per_epoch(len as u64, batch);
+        let steps = (len as u64).div_ceil(batch);
         let mut taken: Vec<u64> = (0..world)
-            .flat_map(|rank| deliver(&samples, Order { steps, ..order(rank, world, batch, micro) }))
+            .flat_map(|rank| deliver(&samples, Order { steps, ..order(&samples, rank, world, batch, micro) }))
             .flat_map(|(_, ids)| ids)
             .collect();
         taken.sort_unstable();
@@ -73,9 +74,9 @@ proptest! {
         len in 1_usize..300, batch in 1_u64..100, world in 2_u32..=8
     ) {
         let samples = samples(len);
-        let alone = deliver(&samples, Order { steps: 3, ..order(0, 1, batch, 16) });
+        let alone = deliver(&samples, Order { steps: 3, ..order(&samples, 0, 1, batch, 16) });
         let shared: Vec<_> =
-            (0..world).map(|rank| deliver(&samples, Order { steps: 3, ..order(rank, world, batch, 5) })).collect();
+            (0..world).map(|rank| deliver(&samples, Order { steps: 3, ..order(&samples, rank, world, batch, 5) })).collect();
         for (step, (share, ids)) in alone.into_iter().enumerate() {
             prop_assert_eq!(shared.iter().flat_map(|rank| rank[step].1.clone()).collect::<Vec<_>>(), ids);
             prop_assert!(shared.iter().all(|rank| rank[step].0.step == share.step));
@@ -86,31 +87,75 @@ proptest! {
 #[test]
 fn the_training_waits_for_no_thread_that_gets_no_core() {
     let samples = samples(100);
-    let order = Order { steps: 9, ..order(1, 3, 32, 4) };
+    let order = Order { steps: 9, ..order(&samples, 1, 3, 32, 4) };
     assert_eq!(delivered(Loader::without_thread(&samples, order)), deliver(&samples, order));
 }
 
 #[test]
 fn a_resumed_loader_goes_on_where_the_first_would_have() {
     let samples = samples(100);
-    let whole = deliver(&samples, Order { steps: 9, ..order(1, 3, 32, 4) });
-    let resumed = deliver(&samples, Order { first_step: 5, steps: 4, ..order(1, 3, 32, 4) });
+    let whole = deliver(&samples, Order { steps: 9, ..order(&samples, 1, 3, 32, 4) });
+    let resumed = deliver(&samples, Order { first_step: 5, steps: 4, ..order(&samples, 1, 3, 32, 4) });
     assert_eq!(whole[5..], resumed);
     assert_eq!(resumed[0].0.step, Step { index: 5, epoch: 1, cursor: 32, samples: 32 });
     assert_eq!(resumed[2].0.step, Step { index: 7, epoch: 1, cursor: 96, samples: 4 });
 }
 
+/// Batches of 20 samples, of 48 from the second epoch on and of 30 from the fourth.
+fn changing(samples: &Samples) -> Batches {
+    Batches::constant(samples.len() as u64, 20).changed(1, 48).changed(3, 30)
+}
+
+#[test]
+fn ranks_take_each_sample_once_an_epoch_and_the_same_ones_in_a_step_while_the_batch_changes() {
+    let samples = samples(100);
+    let batches = changing(&samples);
+    let steps = batches.steps_before(5);
+    let of_rank = |rank, world| {
+        let seat = Seat::new(rank, world, SHARDS);
+        deliver(&samples, Order { batches, seat, steps, ..order(&samples, 0, 1, 20, 7) })
+    };
+    let alone = of_rank(0, 1);
+    for world in [2, 3] {
+        let ranks: Vec<_> = (0..world).map(|rank| of_rank(rank, world)).collect();
+        for (index, (share, ids)) in alone.iter().enumerate() {
+            assert_eq!(&ranks.iter().flat_map(|rank| rank[index].1.clone()).collect::<Vec<_>>(), ids, "{share:?}");
+        }
+    }
+    for epoch in 0..5 {
+        let of_epoch = alone.iter().filter(|(share, _)| share.step.epoch == epoch);
+        let mut taken: Vec<u64> = of_epoch.flat_map(|(_, ids)| ids.clone()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, (0..100).collect::<Vec<_>>(), "epoch {epoch}");
+    }
+}
+
+#[test]
+fn a_loader_that_is_resumed_after_any_step_goes_on_through_a_change_of_the_batch() {
+    let samples = samples(100);
+    let batches = changing(&samples);
+    let steps = batches.steps_before(5);
+    let order = Order { batches, steps, ..order(&samples, 1, 3, 20, 7) };
+    let whole = deliver(&samples, order);
+    assert_eq!(whole.len() as u64, steps);
+    for done in 0..steps {
+        let resumed = deliver(&samples, Order { first_step: done, steps: steps - done, ..order });
+        assert_eq!(whole[done as usize..], resumed, "after step {done}");
+    }
+}
+
 #[test]
 fn epochs_are_shuffled_differently() {
     let samples = samples(100);
-    let epochs = deliver(&samples, Order { steps: 2, ..order(0, 1, 100, 100) });
+    let epochs = deliver(&samples, Order { steps: 2, ..order(&samples, 0, 1, 100, 100) });
     assert_ne!(epochs[0].1, epochs[1].1);
     assert_ne!(epochs[0].1, (0..100).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_rank_without_samples_still_takes_part_in_every_step() {
-    let steps = deliver(&samples(10), Order { steps: 5, ..order(0, 4, 2, 8) });
+    let samples = samples(10);
+    let steps = deliver(&samples, Order { steps: 5, ..order(&samples, 0, 4, 2, 8) });
     assert_eq!(steps.len(), 5);
     assert!(steps.iter().all(|(share, _)| share.samples == 0 && share.micro_batches == 0 && share.step.samples == 2));
 }
@@ -118,11 +163,12 @@ fn a_rank_without_samples_still_takes_part_in_every_step() {
 #[test]
 fn a_step_that_is_left_early_is_passed_over() {
     let samples = samples(64);
-    let mut loader = Loader::start(Arc::clone(&samples), Order { steps: 2, ..order(0, 1, 32, 8) }).expect("starts");
+    let mut loader =
+        Loader::start(Arc::clone(&samples), Order { steps: 2, ..order(&samples, 0, 1, 32, 8) }).expect("starts");
     loader.next_step().expect("a step");
     drop(loader.next_batch());
     loader.next_step().expect("another");
-    let expected = deliver(&samples, Order { steps: 2, ..order(0, 1, 32, 8) });
+    let expected = deliver(&samples, Order { steps: 2, ..order(&samples, 0, 1, 32, 8) });
     let batch = loader.next_batch().expect("its first micro-batch");
     let first = index_of(&levels(), batch.images[0], batch.labels[0]);
     assert_eq!(first, expected[1].1[0]);
@@ -131,7 +177,8 @@ fn a_step_that_is_left_early_is_passed_over() {
 #[test]
 fn buffers_go_round_instead_of_being_made_anew() {
     let samples = samples(256);
-    let mut loader = Loader::start(samples, Order { steps: 500, ..order(0, 1, 64, 16) }).expect("starts");
+    let order = Order { steps: 500, ..order(&samples, 0, 1, 64, 16) };
+    let mut loader = Loader::start(samples, order).expect("starts");
     let mut buffers = BTreeSet::new();
     while loader.next_step().is_some() {
         while let Some(batch) = loader.next_batch() {
@@ -143,7 +190,9 @@ fn buffers_go_round_instead_of_being_made_anew() {
 
 #[test]
 fn a_caller_may_hold_more_batches_than_the_queue() {
-    let mut loader = Loader::start(samples(256), Order { steps: 1, ..order(0, 1, 256, 4) }).expect("starts");
+    let samples = samples(256);
+    let mut loader =
+        Loader::start(Arc::clone(&samples), Order { steps: 1, ..order(&samples, 0, 1, 256, 4) }).expect("starts");
     loader.next_step().expect("a step");
     let held: Vec<_> = std::iter::from_fn(|| loader.next_batch()).collect();
     assert_eq!(held.len(), 64);
@@ -154,7 +203,7 @@ fn a_caller_may_hold_more_batches_than_the_queue() {
 #[test]
 fn dropping_a_loader_ends_its_thread() {
     let samples = samples(256);
-    let order = Order { steps: u64::MAX / 256, ..order(0, 1, 64, 16) };
+    let order = Order { steps: u64::MAX / 256, ..order(&samples, 0, 1, 64, 16) };
     let mut loader = Loader::start(Arc::clone(&samples), order).expect("starts");
     loader.next_step().expect("a step");
     drop(loader);
@@ -164,7 +213,7 @@ fn dropping_a_loader_ends_its_thread() {
 #[test]
 fn a_loader_that_never_has_samples_ends_without_walking_through_its_steps() {
     let samples = samples(256);
-    let order = Order { steps: u64::MAX / 256, ..order(0, 4, 2, 8) };
+    let order = Order { steps: u64::MAX / 256, ..order(&samples, 0, 4, 2, 8) };
     drop(Loader::start(Arc::clone(&samples), order).expect("starts"));
     assert_eq!(Arc::strong_count(&samples), 1);
 }
@@ -182,7 +231,8 @@ fn aligned_ranks_take_the_same_micro_batches_however_many_they_are() {
         let of_rank = |rank| {
             let seat = Seat::aligned(rank, world, SHARDS);
             let mut loader =
-                Loader::start(Arc::clone(&samples), Order { seat, ..order(rank, world, 200, 2) }).expect("starts");
+                Loader::start(Arc::clone(&samples), Order { seat, ..order(&samples, rank, world, 200, 2) })
+                    .expect("starts");
             let share = loader.next_step().expect("a step");
             let batches: Vec<_> =
                 std::iter::from_fn(|| loader.next_batch().map(|batch| batch.images.clone())).collect();
@@ -223,7 +273,7 @@ fn evaluation_of_no_samples_ends_at_once() {
 /// The groups of a step over all ranks, as ends in the whole step.
 fn group_ends(samples: &Arc<Samples>, world: u32, batch: u64, micro_batch: usize) -> Vec<u64> {
     let of_rank = |rank| {
-        let order = Order { whole_shards: true, ..order(rank, world, batch, micro_batch) };
+        let order = Order { whole_shards: true, ..order(samples, rank, world, batch, micro_batch) };
         let mut loader = Loader::start(Arc::clone(samples), order).expect("starts");
         loader.next_step().expect("a step");
         let batches = std::iter::from_fn(move || loader.next_batch());

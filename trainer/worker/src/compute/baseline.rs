@@ -22,7 +22,7 @@ pub(crate) fn measure_baseline(
     let ready_order = replica.table().ready_order();
     let mut baseline = Baseline { samples_per_second: None, ready: vec![0.0; ready_order.len()] };
     let mut loader = EvaluationLoader::new(train, seat.share(train.len() as u64), recipe.micro_batch);
-    let longest = seat.parts(recipe.global_batch).map(|part| part.end - part.start).max().unwrap_or_default();
+    let longest = seat.parts(recipe.batches.largest()).map(|part| part.end - part.start).max().unwrap_or_default();
     let wanted = usize::try_from(longest).unwrap_or(usize::MAX).min(recipe.micro_batch);
     let Some(batch) = loader.next_batch().filter(|batch| wanted > 0 && batch.len() >= wanted) else {
         return Ok(baseline);

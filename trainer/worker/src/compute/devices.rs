@@ -142,7 +142,7 @@ mod tests {
     use std::thread;
 
     use lockstep_collective::{Abort, Communicator};
-    use lockstep_data::{Order, Seat};
+    use lockstep_data::{Batches, Order, Seat};
     use lockstep_launch::Workload;
     use lockstep_nn::{Optimizer, optimizers::Sgd};
 
@@ -176,7 +176,15 @@ mod tests {
         let samples = Arc::new(dataset.train);
         let order = |device| {
             let seat = Seat::new(device, devices, 64 * devices);
-            Order { seed: 7, global_batch: 100, micro_batch: 20, seat, first_step: 0, steps: 2, whole_shards: false }
+            Order {
+                seed: 7,
+                batches: Batches::constant(samples.len() as u64, 100),
+                micro_batch: 20,
+                seat,
+                first_step: 0,
+                steps: 2,
+                whole_shards: false,
+            }
         };
         let loaders = (0..devices).map(|device| Loader::start(Arc::clone(&samples), order(device)).expect("a loader"));
         (first, further, loaders.collect())

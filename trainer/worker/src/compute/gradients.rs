@@ -132,7 +132,7 @@ fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) 
 mod tests {
     use std::sync::Arc;
 
-    use lockstep_data::{Order, glyphs};
+    use lockstep_data::{Batches, Order, glyphs};
     use lockstep_nn::{Optimizer, Shape, models, optimizers::Sgd};
 
     use super::*;
@@ -148,8 +148,15 @@ mod tests {
         let mut sum = vec![0.0; replica.table().elements()];
         for rank in 0..world {
             let seat = Seat::new(rank, world, 64);
-            let order =
-                Order { seed: 7, global_batch: 128, micro_batch, seat, first_step: 0, steps: 1, whole_shards: true };
+            let order = Order {
+                seed: 7,
+                batches: Batches::constant(samples.len() as u64, 128),
+                micro_batch,
+                seat,
+                first_step: 0,
+                steps: 1,
+                whole_shards: true,
+            };
             let mut loader = Loader::start(Arc::clone(&samples), order).expect("a loader");
             let step = loader.next_step().expect("a step").step;
             let work = ActivityMonitor::default();

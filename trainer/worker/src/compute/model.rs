@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
-use lockstep_launch::{DatasetFormat, ModelSpec, Workload};
+use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
 use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Shape, layers::SoftmaxCrossEntropy, models};
 
 use crate::{failure::Failure, storage::retry::warned_of};
@@ -24,8 +24,18 @@ pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
         }
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
     };
-    check_global_batch(samples.train.len() as u64, u64::from(training.global_batch_size)).map_err(Failure::fatal)?;
+    for (field, global_batch) in batch_sizes(training) {
+        check_global_batch(&field, samples.train.len() as u64, global_batch).map_err(Failure::fatal)?;
+    }
     Ok(samples)
+}
+
+/// Returns each global batch with its field.
+fn batch_sizes(training: &Training) -> impl Iterator<Item = (String, u64)> {
+    training.batch_sizes().enumerate().map(|(number, size)| match number.checked_sub(1) {
+        None => ("spec.training.globalBatchSize".to_owned(), size.into()),
+        Some(change) => (format!("spec.training.batchSizeSchedule[{change}].globalBatchSize"), size.into()),
+    })
 }
 
 fn unread(uri: &str, error: &DataError) -> Failure {

@@ -1,8 +1,8 @@
 //! The settings of a training that stay the same from the first step to the last: batch, steps,
 //! update rule and learning rate.
 
-use lockstep_data::steps_per_epoch;
-use lockstep_launch::{Training, optimization as spec};
+use lockstep_data::Batches;
+use lockstep_launch::{BatchSizeChange, Training, optimization as spec};
 use lockstep_nn::{
     Decay, Network, Optimizer, Role, Scaling, Schedule,
     optimizers::{AdamW, Biases, Lamb, Larc, LarcMode, Lars, Rmsprop, Sgd},
@@ -15,42 +15,70 @@ const LARS_EPSILON: f32 = 0.0;
 #[derive(Clone, Debug)]
 pub(crate) struct Recipe {
     pub seed: u64,
-    pub global_batch: u64,
+    pub batches: Batches,
     pub micro_batch: usize,
     pub total_steps: u64,
-    pub steps_per_epoch: u64,
     /// True if micro-batches consist of whole virtual shards.
     pub whole_shards: bool,
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
     pub schedule: Schedule,
+    /// The peak of the schedule by the global batch, if it follows each change of that.
+    rescaled: Option<Peak>,
+}
+
+/// The learning rate at the end of warm-up, by the global batch.
+#[derive(Clone, Copy, Debug)]
+struct Peak {
+    base: f64,
+    scaling: Scaling,
+    base_batch: u64,
+    highest: f64,
+}
+
+impl Peak {
+    fn of(self, global_batch: u64) -> f64 {
+        let Self { base, scaling, base_batch, highest } = self;
+        scaling.scale(base, global_batch, base_batch).min(highest)
+    }
 }
 
 impl Recipe {
     /// Returns the recipe by which a network is trained on so many samples. `last_step` ends a
     /// replay early.
     pub(crate) fn new(training: &Training, network: &Network, samples: u64, last_step: Option<u64>) -> Self {
-        let global_batch = u64::from(training.global_batch_size);
-        let steps_per_epoch = steps_per_epoch(samples, global_batch);
-        let steps = steps_per_epoch * u64::from(training.epochs);
+        let batches = batches(training, samples);
+        let peak = peak(&training.schedule, &training.optimizer);
         Self {
             seed: training.seed,
-            global_batch,
+            batches,
             // A share is never larger than the global batch.
-            micro_batch: training.micro_batch_size.min(training.global_batch_size) as usize,
-            total_steps: last_step.unwrap_or(u64::MAX).min(steps),
-            steps_per_epoch,
+            micro_batch: training.micro_batch_size.min(training.largest_batch_size()) as usize,
+            total_steps: last_step.unwrap_or(u64::MAX).min(batches.steps_before(training.epochs.into())),
             optimizer: optimizer(&training.optimizer, network),
             whole_shards: computes_over_shards(network),
             clip_norm: training.clip_gradient_norm,
-            schedule: schedule(&training.schedule, &training.optimizer, global_batch, steps_per_epoch, steps),
+            schedule: schedule(training, peak.of(training.global_batch_size.into()), &batches),
+            rescaled: training.schedule.rescale.then_some(peak),
         }
     }
 
     /// Returns the learning rate of a step; steps count from 1.
     pub(crate) fn rate(&self, step: u64) -> f32 {
-        self.schedule.rate(step)
+        let Self { schedule, rescaled, batches, .. } = self;
+        match rescaled {
+            Some(peak) => schedule.rate_below(peak.of(batches.global_batch(step.saturating_sub(1))), step),
+            None => schedule.rate(step),
+        }
     }
+}
+
+fn batches(training: &Training, samples: u64) -> Batches {
+    let first = Batches::constant(samples, training.global_batch_size.into());
+    let changed = |batches: Batches, change: &BatchSizeChange| {
+        batches.changed(change.epoch.into(), change.global_batch_size.into())
+    };
+    training.batch_size_schedule.iter().fold(first, changed)
 }
 
 /// Returns true if a layer keeps statistics of the batch: it computes them over each virtual shard.
@@ -112,31 +140,34 @@ fn defaults(optimizer: &spec::Optimizer) -> (f32, spec::Scaling, f32) {
     }
 }
 
-fn schedule(
-    named: &spec::LearningRateSchedule,
-    optimizer: &spec::Optimizer,
-    global_batch: u64,
-    steps_per_epoch: u64,
-    total_steps: u64,
-) -> Schedule {
+fn peak(named: &spec::LearningRateSchedule, optimizer: &spec::Optimizer) -> Peak {
     let (base, scaling, highest) = defaults(optimizer);
-    let base = f64::from(named.base_learning_rate.unwrap_or(base));
-    let scaling = match named.scaling.unwrap_or(scaling) {
-        spec::Scaling::None => Scaling::None,
-        spec::Scaling::Linear => Scaling::Linear,
-        spec::Scaling::SquareRoot => Scaling::SquareRoot,
-    };
-    let highest = f64::from(named.max_learning_rate.unwrap_or(highest));
-    let steps = |epochs: f64| (epochs * steps_per_epoch as f64).round() as u64;
+    Peak {
+        base: named.base_learning_rate.unwrap_or(base).into(),
+        scaling: match named.scaling.unwrap_or(scaling) {
+            spec::Scaling::None => Scaling::None,
+            spec::Scaling::Linear => Scaling::Linear,
+            spec::Scaling::SquareRoot => Scaling::SquareRoot,
+        },
+        base_batch: named.base_batch_size.into(),
+        highest: named.max_learning_rate.unwrap_or(highest).into(),
+    }
+}
+
+/// Returns the schedule of the rate. Warm-up and the drops of step decay are given in epochs, which
+/// have fewer steps once the batch has grown.
+fn schedule(training: &Training, peak: f64, batches: &Batches) -> Schedule {
+    let named = &training.schedule;
+    let total_steps = batches.steps_before(training.epochs.into());
     let end = named.end_learning_rate;
     Schedule {
-        peak: scaling.scale(base, global_batch, u64::from(named.base_batch_size)).min(highest),
-        warmup_steps: steps(named.warmup_epochs).min(total_steps),
+        peak,
+        warmup_steps: batches.steps_of(named.warmup_epochs).min(total_steps),
         total_steps,
         decay: match named.decay {
             spec::Decay::Constant => Decay::Constant,
             spec::Decay::Step => Decay::Steps {
-                at: named.decay_epochs.iter().map(|epochs| steps(*epochs)).collect(),
+                at: named.decay_epochs.iter().map(|epochs| batches.steps_of(*epochs)).collect(),
                 factor: named.decay_factor,
             },
             spec::Decay::Cosine => Decay::Cosine { end },
@@ -203,6 +234,46 @@ mod tests {
         let recipe = recipe(json!({"globalBatchSize": 1024, "epochs": 5, "schedule": schedule}));
         let decay = Decay::Steps { at: vec![118, 236], factor: 0.1 };
         assert_eq!(recipe.schedule, Schedule { peak: 0.4_f32.into(), warmup_steps: 30, total_steps: 295, decay });
+    }
+
+    /// A recipe of batches of 1,000 and, after 2 epochs, of 4,000: 60 steps, then 15.
+    fn changing(schedule: serde_json::Value) -> Recipe {
+        recipe(json!({
+            "globalBatchSize": 1000, "epochs": 4, "schedule": schedule,
+            "batchSizeSchedule": [{"epoch": 2, "globalBatchSize": 4000}],
+        }))
+    }
+
+    #[test]
+    fn a_larger_batch_makes_fewer_steps_of_an_epoch() {
+        let recipe = changing(json!({"warmupEpochs": 2.2, "decay": "step", "decayEpochs": [3]}));
+        let decay = Decay::Steps { at: vec![135], factor: 0.1 };
+        assert_eq!((recipe.total_steps, recipe.schedule.warmup_steps), (150, 123));
+        assert_eq!(recipe.schedule.decay, decay);
+    }
+
+    #[test]
+    fn the_rate_follows_the_first_batch_unless_it_is_to_be_rescaled() {
+        let rates = |schedule| {
+            let recipe = changing(schedule);
+            [1, 120, 121, 150].map(|step| recipe.rate(step))
+        };
+        let linear = |rescale: bool| {
+            json!({
+                "baseLearningRate": 0.1, "baseBatchSize": 1000, "scaling": "linear", "maxLearningRate": 0.3,
+                "rescale": rescale,
+            })
+        };
+        assert_eq!(rates(linear(false)), [0.1; 4]);
+        assert_eq!(rates(linear(true)), [0.1, 0.1, 0.3, 0.3], "limited by the highest rate");
+    }
+
+    #[test]
+    fn a_micro_batch_may_be_as_large_as_the_largest_batch() {
+        let sizes = json!({
+            "globalBatchSize": 32, "microBatchSize": 512, "batchSizeSchedule": [{"epoch": 1, "globalBatchSize": 128}],
+        });
+        assert_eq!(recipe(sizes).micro_batch, 128);
     }
 
     #[test]

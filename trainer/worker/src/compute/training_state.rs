@@ -136,10 +136,10 @@ impl TrainingState {
 
     /// Describes the state for the coordinator.
     pub(crate) fn held(&mut self) -> HeldState {
-        let Recipe { seed, steps_per_epoch, global_batch, .. } = self.recipe;
         let digest = if self.step == 0 { Digest::NONE } else { self.digest() };
-        let (epoch, cursor) = (self.step / steps_per_epoch, self.step % steps_per_epoch * global_batch);
-        HeldState { step: self.step, digest, sampler: Sampler { seed, epoch, cursor } }
+        let Recipe { seed, batches, .. } = &self.recipe;
+        let Step { epoch, cursor, .. } = batches.step(self.step);
+        HeldState { step: self.step, digest, sampler: Sampler { seed: *seed, epoch, cursor } }
     }
 
     /// Abandons the step under way. Nothing of it may be lent out any more.
@@ -276,7 +276,7 @@ impl TrainingState {
         if self.evaluated.len() == MAX_EVALUATED {
             self.evaluated.pop_front();
         }
-        let epoch = self.step / self.recipe.steps_per_epoch;
+        let epoch = self.recipe.batches.epochs_done(self.step);
         self.evaluated.push_back(EvaluationLine { step: self.step, epoch, evaluation });
     }
 

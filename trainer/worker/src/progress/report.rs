@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockstep_data::Batches;
 use lockstep_elastic::{Assignment, Membership};
 use lockstep_launch::{
     CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ShortGrace, Straggler, Unsaved,
@@ -51,7 +52,7 @@ pub(crate) struct Reporter<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'a> {
     pub total_steps: u64,
-    pub steps_per_epoch: u64,
+    pub batches: &'a Batches,
     /// The step of the checkpoint that this worker read; 0 if there was none.
     pub saved_step: u64,
     /// The newest checkpoint, if it is damaged and the group began with an earlier one.
@@ -93,7 +94,7 @@ impl<'a> Reporter<'a> {
         let progress = Progress {
             step: base,
             total_steps: start.total_steps,
-            epoch: base / start.steps_per_epoch,
+            epoch: start.batches.epochs_done(base),
             generation: group.generation,
             world_size: group.world,
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
@@ -131,7 +132,7 @@ impl<'a> Reporter<'a> {
             match line {
                 // All ranks did the step, but no surviving worker saw its result.
                 Missing::Unseen(step) => {
-                    self.write(&StepLine::unseen(step, start.steps_per_epoch, self.group.generation))?;
+                    self.write(&StepLine::unseen(step, start.batches.epochs_done(step), self.group.generation))?;
                 }
                 Missing::Step(line) => self.write(line)?,
                 Missing::Evaluation(line) => self.evaluated(line)?,
@@ -289,11 +290,11 @@ pub(crate) struct Opening<'a> {
 impl Waits for Opening<'_> {
     fn waits(&mut self, reason: &str) {
         let Assignment { generation, world, base, .. } = self.group;
-        let Start { total_steps, steps_per_epoch, saved_step, .. } = self.start;
+        let Start { total_steps, batches, saved_step, .. } = self.start;
         let progress = Progress {
             step: base.step,
             total_steps,
-            epoch: base.step / steps_per_epoch,
+            epoch: batches.epochs_done(base.step),
             generation: *generation,
             world_size: *world,
             unsaved: Some(Unsaved::new(saved_step, reason, true)),

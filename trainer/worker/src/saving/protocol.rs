@@ -27,6 +27,7 @@ use std::{
 use lockstep_checkpoint::{
     BLOCK_VALUES, CheckpointError, CheckpointPart, Committed, Ended, Facts, Layout, Position, Snapshotter, Taken,
 };
+use lockstep_data::Step;
 use lockstep_elastic::{Assignment, Digest, Membership};
 use lockstep_launch::{CheckpointMark, ShortGrace, Unsaved};
 use lockstep_nn::StateDigest;
@@ -371,15 +372,10 @@ impl<'a> Saver<'a> {
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
         let at = Instant::now();
         (self.asked, self.problem) = (false, None);
-        let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
+        let Recipe { batches, seed, .. } = rank.recipe();
         let step = rank.step();
-        let position = Position {
-            step,
-            epoch: step / steps_per_epoch,
-            cursor: step % steps_per_epoch * global_batch,
-            seed,
-            generation: self.generation,
-        };
+        let Step { epoch, cursor, .. } = batches.step(step);
+        let position = Position { step, epoch, cursor, seed: *seed, generation: self.generation };
         let part =
             CheckpointPart { position, layout: Arc::clone(&self.layout), writer: self.rank, writers: self.world };
         let taken = self.snapshotter.take(&part, written_digests, |piece, values| {

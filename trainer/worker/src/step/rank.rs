@@ -123,7 +123,7 @@ impl<'a> Rank<'a> {
         let recipe = &state.recipe;
         let order = |seat| Order {
             seed: recipe.seed,
-            global_batch: recipe.global_batch,
+            batches: recipe.batches,
             micro_batch: recipe.micro_batch,
             seat,
             first_step: state.step,
@@ -131,10 +131,10 @@ impl<'a> Rank<'a> {
             whole_shards: recipe.whole_shards,
         };
         let (rank, world) = (communicator.rank(), communicator.world());
-        let shares = shares(recipe.global_batch, seat, world);
+        let shares = shares(recipe.batches.global_batch(state.step), seat, world);
         if let Some(rate) = agreed.baseline {
             session.metrics.baseline.set(rate);
-            let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.global_batch as f64;
+            let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.batches.largest() as f64;
             session.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
         }
         let meter = Meter::new(shares, agreed.baseline);
@@ -401,11 +401,11 @@ impl<'a> Rank<'a> {
     pub(crate) fn progress(&self, line: &StepLine) -> Progress {
         let efficiency = self.meter.efficiency();
         let speed = efficiency.map(|efficiency| efficiency.samples_per_second);
-        let Recipe { total_steps, global_batch, .. } = self.state.recipe;
-        let left = (total_steps - line.step) as f64 * global_batch as f64;
+        let Recipe { total_steps, batches, .. } = &self.state.recipe;
+        let left = batches.samples_before(*total_steps).saturating_sub(batches.samples_before(line.step)) as f64;
         Progress {
             step: line.step,
-            total_steps,
+            total_steps: *total_steps,
             epoch: line.epoch,
             world_size: self.world as u32,
             loss: line.loss,

@@ -15,6 +15,7 @@ pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
             "training": {
                 "seed": workload.training.seed,
                 "globalBatchSize": workload.training.global_batch_size,
+                "batchSizeSchedule": workload.training.batch_size_schedule,
             },
         }),
         // A benchmark leaves no checkpoint, so it may measure anything.
@@ -53,7 +54,7 @@ fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidFiel
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::{Benchmark, Collectives, Communication, Workload};
+    use lockstep_launch::{BatchSizeChange, Benchmark, Collectives, Communication, Workload};
 
     use super::*;
 
@@ -71,11 +72,14 @@ mod tests {
     #[test]
     fn a_field_that_changes_the_meaning_of_checkpoints_is_refused() {
         type Change = fn(&mut Workload);
-        let cases: [(&str, Change); 4] = [
+        let cases: [(&str, Change); 5] = [
             ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
             ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
             ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
             ("spec.training.globalBatchSize: 128: 64", |job| job.training.global_batch_size = 128),
+            (r#"spec.training.batchSizeSchedule: [{"epoch":2,"globalBatchSize":128}]: []"#, |job| {
+                job.training.batch_size_schedule = vec![BatchSizeChange { epoch: 2, global_batch_size: 128 }];
+            }),
         ];
         for (expected, change) in cases {
             let mut later = workload();

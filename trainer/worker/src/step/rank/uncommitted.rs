@@ -55,7 +55,7 @@ impl Rank<'_> {
         let step = self.state.step;
         let mut line = StepLine {
             step,
-            epoch: step / self.state.recipe.steps_per_epoch,
+            epoch: self.state.recipe.batches.epochs_done(step),
             generation: self.generation,
             world_size: self.world as u32,
             loss: None,
