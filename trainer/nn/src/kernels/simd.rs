@@ -1,18 +1,18 @@
-//! Vectors of samples: the least that the convolution kernels need, for each instruction set.
+//! Vectors of f32: the least that the kernels need, for each instruction set.
 
 #![allow(unsafe_code, reason = "vector intrinsics on pointers")]
 
-/// A vector of `LANES` samples.
+/// A vector of `LANES` adjacent values.
 ///
 /// # Safety
-/// Every method needs a core with the implementation's instructions; `load` and `store` need
+/// Every method needs a core with the implementation's instructions. `load` and `store` need
 /// `LANES` elements at the pointer, of any alignment.
 pub(crate) trait Simd: Copy {
     const LANES: usize;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
     unsafe fn splat(value: f32) -> Self;
-    /// `self · factor + addend`, rounded once where the hardware can.
+    /// `self · factor + addend`, rounded once if the instruction set can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     /// `yes` where `self > other`, else `no`.
@@ -23,6 +23,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn where_equal(self, code: Self, wanted: Self) -> Self;
     /// The sum of the lanes, in an order of the implementation's.
     unsafe fn sum(self) -> f32;
+    /// Fetches the line of an address into the caches, to read it soon.
+    unsafe fn prefetch(address: *const f32);
+    /// The same, to write it soon.
+    unsafe fn prefetch_to_write(address: *const f32);
 }
 
 /// Eight lanes in plain Rust.
@@ -86,6 +90,12 @@ impl Simd for Plain {
     unsafe fn sum(self) -> f32 {
         self.0.iter().sum()
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_to_write(_address: *const f32) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -153,6 +163,16 @@ mod x86 {
                 _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
             }
         }
+
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_to_write(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
+        }
     }
 
     /// Sixteen lanes of AVX-512F.
@@ -205,6 +225,16 @@ mod x86 {
         #[inline(always)]
         unsafe fn sum(self) -> f32 {
             unsafe { _mm512_reduce_add_ps(self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_to_write(address: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
         }
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "prefetch instructions on pointers")]
 
-use super::lanes::Lanes;
+use crate::kernels::simd::Simd;
 
 /// Memory that is fetched into the caches in equal parts while something else is computed.
 pub(super) struct Ahead {
@@ -27,7 +27,7 @@ impl Ahead {
     /// # Safety
     /// The core has the instructions of `S`.
     #[inline(always)]
-    pub(super) unsafe fn fetch<S: Lanes>(&mut self) {
+    pub(super) unsafe fn fetch<S: Simd>(&mut self) {
         let lines = self.lines_at_once.min(self.lines);
         for _ in 0..lines {
             // SAFETY: the caller's promise; a prefetch reads nothing.

@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "vector loads through pointers")]
 
 use super::correlation::{Block, Correlation, Strides};
-use super::lanes::Lanes;
 use super::tile::unrolled;
+use crate::kernels::simd::Simd;
 
 impl Correlation {
     /// Copies channels `channel..channel + depth` of what a block reads, with zeros left and right
@@ -13,7 +13,7 @@ impl Correlation {
     /// # Safety
     /// The core has the instructions of `S`.
     #[inline(always)]
-    pub(super) unsafe fn copy<S: Lanes>(
+    pub(super) unsafe fn copy<S: Simd>(
         &self,
         source: &[f32],
         block: Block,
@@ -73,7 +73,7 @@ impl Correlation {
 /// # Safety
 /// The core has the instructions of `S`; both sides hold the elements and do not overlap.
 #[inline(always)]
-unsafe fn copy_line<S: Lanes>(from: *const f32, to: *mut f32, count: usize) {
+unsafe fn copy_line<S: Simd>(from: *const f32, to: *mut f32, count: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut done = 0;

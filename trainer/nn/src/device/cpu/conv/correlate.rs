@@ -11,9 +11,9 @@
 use super::ahead::Ahead;
 use super::correlation::{Block, Correlation, Strides};
 use super::finish::{Finish, Written};
-use super::lanes::Lanes;
 use super::tile::{PANEL, Walk, spread, with_constant};
 use crate::device::Accumulation;
+use crate::kernels::simd::Simd;
 
 /// Rows up to this long leave out the columns where a tap finds zeros: that saves more than one
 /// long run for all taps of a kernel row, if there are enough channels.
@@ -50,7 +50,7 @@ impl Job<'_> {
 /// The core has the instructions of `S`.
 #[inline(always)]
 pub(super) unsafe fn run<
-    S: Lanes,
+    S: Simd,
     const WIDE: usize,
     const WIDE_PIXELS: usize,
     const NARROW: usize,
@@ -115,7 +115,7 @@ impl Read {
     /// # Safety
     /// The core has the instructions of `S`; the source holds its shape.
     #[inline(always)]
-    unsafe fn new<S: Lanes>(
+    unsafe fn new<S: Simd>(
         correlation: &Correlation,
         source: &[f32],
         block: Block,
@@ -150,7 +150,7 @@ impl Part<'_> {
     /// # Safety
     /// The core has the instructions of `S`; what is read, weights and target hold the block.
     #[inline(always)]
-    unsafe fn run<S: Lanes, const V: usize, const PIXELS: usize>(&self, target: &mut [f32], ahead: &mut Ahead) {
+    unsafe fn run<S: Simd, const V: usize, const PIXELS: usize>(&self, target: &mut [f32], ahead: &mut Ahead) {
         let Part { correlation, block, read, weights, written } = self;
         let Correlation { depth, y, x, target_size: [height, width], .. } = correlation;
         let Read { start, strides, walk } = read;

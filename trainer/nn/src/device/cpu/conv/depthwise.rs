@@ -12,10 +12,10 @@ use super::correlate::{self, without_taps};
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
 use super::finish::Written;
 use super::gradient::{self, Lines, gather};
-use super::lanes::Lanes;
 use super::pack::Order;
 use super::tile::{PANEL, spread, unrolled, with_constant};
 use crate::device::Accumulation;
+use crate::kernels::simd::Simd;
 
 /// Pixels of a tile, and taps of a tile of the weights' gradient.
 const TILE: usize = 7;
@@ -61,7 +61,7 @@ fn pairs(correlation: &Correlation, order: Order, mut each: impl FnMut(usize, us
 /// # Safety
 /// The core has the instructions of `S`.
 #[inline(always)]
-pub(super) unsafe fn run<S: Lanes, const V: usize>(job: correlate::Job<'_>) {
+pub(super) unsafe fn run<S: Simd, const V: usize>(job: correlate::Job<'_>) {
     const { assert!(V * S::LANES == PANEL) };
     let correlate::Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
     assert!(source.len() >= correlation.source_elements(), "source of {}", source.len());
@@ -113,7 +113,7 @@ pub(super) unsafe fn run<S: Lanes, const V: usize>(job: correlate::Job<'_>) {
 /// # Safety
 /// The core has the instructions of `S`.
 #[inline(always)]
-pub(super) unsafe fn run_gradient<S: Lanes, const V: usize>(job: gradient::Job<'_>) {
+pub(super) unsafe fn run_gradient<S: Simd, const V: usize>(job: gradient::Job<'_>) {
     const { assert!(V * S::LANES == PANEL) };
     job.check();
     let gradient::Job { correlation, order, input, output_gradient, accumulation, .. } = job;
@@ -191,7 +191,7 @@ impl Steps {
     /// # Safety
     /// The core has the instructions of `S`; the steps stay inside the source.
     #[inline(always)]
-    unsafe fn sums<S: Lanes, const V: usize, const R: usize>(
+    unsafe fn sums<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         weights: &[f32],
@@ -224,7 +224,7 @@ impl Steps {
     /// The core has the instructions of `S`; the steps stay inside the source, and the sums hold
     /// `R` lines.
     #[inline(always)]
-    unsafe fn add_products<S: Lanes, const V: usize, const R: usize>(
+    unsafe fn add_products<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         gathered: &[f32],

@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
 
-use super::lanes::Plain;
-#[cfg(target_arch = "x86_64")]
-use super::lanes::{Avx2, Avx512};
 use super::{correlate, depthwise, gradient};
 use crate::kernels::Instructions;
+use crate::kernels::simd::Plain;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::simd::{Avx2, Avx512};
 
 /// One function for each kernel. The kernel is inlined into one function for each instruction set.
 macro_rules! kernels {

@@ -2,9 +2,9 @@
 
 #![allow(unsafe_code, reason = "vector loads and stores through pointers")]
 
-use super::lanes::Lanes;
 use super::tile::{PANEL, unrolled};
 use crate::device::Accumulation;
+use crate::kernels::simd::Simd;
 
 /// What happens to a sum before it is written: `relu(scale · sum + shift (+ what was there))`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,7 +28,7 @@ impl Finish<'_> {
     /// # Safety
     /// The core has the instructions of `S`; factors and addends hold the channels.
     #[inline(always)]
-    unsafe fn apply<S: Lanes>(&self, channel: usize, sums: S, add: impl Fn(S) -> S) -> S {
+    unsafe fn apply<S: Simd>(&self, channel: usize, sums: S, add: impl Fn(S) -> S) -> S {
         // SAFETY: the caller's promise.
         unsafe {
             let shift = self.shift.map_or(S::splat(0.0), |shift| S::load(shift[channel..].as_ptr()));
@@ -79,7 +79,7 @@ impl Written<'_> {
     /// # Safety
     /// The core has the instructions of `S`; the target holds the pixels.
     #[inline(always)]
-    pub(super) unsafe fn fetch<S: Lanes, const V: usize>(&self, target: *const f32, pixels: usize) {
+    pub(super) unsafe fn fetch<S: Simd, const V: usize>(&self, target: *const f32, pixels: usize) {
         for pixel in 0..pixels {
             for first in (0..V).map(|v| v * S::LANES) {
                 if first.is_multiple_of(PANEL) && first < self.channels {
@@ -96,7 +96,7 @@ impl Written<'_> {
     /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the
     /// channels.
     #[inline(always)]
-    pub(super) unsafe fn write<S: Lanes, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
+    pub(super) unsafe fn write<S: Simd, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
         let Written { finish, accumulation, channel, channels, pixel } = self;
         let plain = finish.is_none() && *accumulation == Accumulation::Replace;
         // SAFETY: the caller's promise.

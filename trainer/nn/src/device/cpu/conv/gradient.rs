@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
-use super::lanes::Lanes;
 use super::pack::{self, Order};
 use super::tile::{PANEL, spread, unrolled, vector, with_constant};
 use crate::device::Accumulation;
+use crate::kernels::simd::Simd;
 
 /// Pixels of a block, unless one row has more.
 const BLOCK_PIXELS: usize = 192;
@@ -91,7 +91,7 @@ impl Job<'_> {
 /// The core has the instructions of `S`.
 #[inline(always)]
 pub(super) unsafe fn run<
-    S: Lanes,
+    S: Simd,
     const WIDE: usize,
     const WIDE_TAPS: usize,
     const NARROW: usize,
@@ -176,7 +176,7 @@ impl Part<'_> {
     /// # Safety
     /// The core has the instructions of `S`.
     #[inline(always)]
-    unsafe fn run<S: Lanes, const V: usize, const TAPS: usize>(&self, sums: &mut [f32], ahead: &mut [Ahead; 2]) {
+    unsafe fn run<S: Simd, const V: usize, const TAPS: usize>(&self, sums: &mut [f32], ahead: &mut [Ahead; 2]) {
         let Part { correlation, block, channels, copy, strides, lines, fresh } = self;
         let Correlation { depth, y, x, .. } = correlation;
         let walk = correlation.walk(*strides, channels.len());
@@ -340,7 +340,7 @@ impl Scan {
     /// # Safety
     /// The core has the instructions of `S`; the distances stay inside the three operands.
     #[inline(always)]
-    unsafe fn run<S: Lanes, const V: usize, const R: usize>(
+    unsafe fn run<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         lines: *const f32,

@@ -30,7 +30,6 @@ mod depthwise;
 mod dispatch;
 mod finish;
 mod gradient;
-mod lanes;
 mod pack;
 #[cfg(test)]
 mod tests;

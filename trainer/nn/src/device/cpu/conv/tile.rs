@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::lanes::Lanes;
+use crate::kernels::simd::Simd;
 
 /// Output channels of one packed panel.
 pub(super) const PANEL: usize = 16;
@@ -48,7 +48,7 @@ pub(super) fn unrolled<const R: usize>(mut body: impl FnMut(usize)) {
 
 /// Offset of vector `v` in panels `panel` elements apart.
 #[inline(always)]
-pub(super) fn vector<S: Lanes>(v: usize, panel: usize) -> usize {
+pub(super) fn vector<S: Simd>(v: usize, panel: usize) -> usize {
     v * S::LANES / PANEL * panel + v * S::LANES % PANEL
 }
 
@@ -73,7 +73,7 @@ impl Walk {
     /// # Safety
     /// The core has the instructions of `S`; the steps stay inside source and weights.
     #[inline(always)]
-    pub(super) unsafe fn sums<S: Lanes, const V: usize, const R: usize>(
+    pub(super) unsafe fn sums<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         weights: *const f32,
@@ -100,7 +100,7 @@ impl Walk {
     /// # Safety
     /// As for [`Walk::sums`].
     #[inline(always)]
-    pub(super) unsafe fn sums_inside<S: Lanes, const V: usize, const R: usize>(
+    pub(super) unsafe fn sums_inside<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         weights: *const f32,
@@ -134,7 +134,7 @@ impl Walk {
     /// # Safety
     /// As for [`Walk::sums`].
     #[inline(always)]
-    unsafe fn run<S: Lanes, const V: usize, const R: usize>(
+    unsafe fn run<S: Simd, const V: usize, const R: usize>(
         &self,
         source: *const f32,
         weights: *const f32,
