@@ -12,9 +12,6 @@ use std::{
 
 use imports::Module;
 
-/// Crates whose sources are not tidy yet, with the reason.
-const UNTIDY: [(&str, &str); 1] = [("trainer/data", "rebuilt by the next issue")];
-
 /// Circles that stay, as `crate: module module …` in alphabetical order, with the reason.
 const CIRCLES: [(&str, &str); 0] = [];
 const MOST_CIRCLES: usize = 3;
@@ -73,8 +70,7 @@ fn no_product_file_is_longer_than_500_lines() {
     assert!(long.is_empty(), "split these files: {long:#?}");
 }
 
-/// Returns the folders of the crates that must be tidy, from the root: `trainer/elastic`, `xtask`,
-/// …
+/// Returns the folders of the crates, from the root: `trainer/elastic`, `xtask`, …
 fn crates() -> Vec<String> {
     let inside = |half: &str| {
         let entries = fs::read_dir(root().join(half)).expect("a half of the product");
@@ -83,7 +79,6 @@ fn crates() -> Vec<String> {
     };
     let mut folders = [inside("operator"), inside("trainer")].concat();
     folders.extend(["lab", "tests", "xtask"].map(str::to_owned));
-    folders.retain(|folder| UNTIDY.iter().all(|(untidy, _)| untidy != folder));
     folders.sort();
     folders
 }

@@ -156,7 +156,8 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether the same may go well a moment later: storage that holds the samples did not answer, or a resource was used up.
+    /// Whether the same may go well a moment later: storage that holds the samples did not answer,
+    /// or a resource was used up.
     #[must_use]
     pub fn passes(&self) -> bool {
         let is_lasting = |source: &io::Error| {

@@ -1,8 +1,9 @@
 //! Digits drawn from strokes: a data set that needs no download.
 //!
-//! Each sample is keyed by (seed, index), so that any part can be drawn alone. Only IEEE +, −, ×, ÷ and √ are used, which
-//! round alike on every machine: the same seed gives the same bits everywhere. A rotation by θ comes from `t = tan(θ/2)`:
-//! `cos θ = (1−t²)/(1+t²)`, `sin θ = 2t/(1+t²)`.
+//! Each sample is keyed by (seed, index), so that any part can be drawn alone. Only IEEE +, −, ×, ÷
+//! and √ are used, which round alike on every machine: the same seed gives the same bits
+//! everywhere. A rotation by θ comes from `t = tan(θ/2)`: `cos θ = (1−t²)/(1+t²)`, `sin θ =
+//! 2t/(1+t²)`.
 
 mod canvas;
 mod random;
@@ -22,8 +23,8 @@ const SHAPE: Shape = Shape { channels: 1, height: SIDE, width: SIDE };
 /// Threads that draw; a sample's bits do not depend on them.
 const DRAWING_THREADS: usize = 2;
 
-/// Draws `samples` glyphs, as many of each digit as the number allows, in an order shuffled by the seed; the last
-/// `⌊samples · evaluation_fraction⌋` are held out.
+/// Draws `samples` glyphs, as many of each digit as the number allows, in an order shuffled by the
+/// seed; the last `⌊samples · evaluation_fraction⌋` are held out.
 ///
 /// # Panics
 /// When `evaluation_fraction` is not in 0 to 1: the launch contract bounds it.

@@ -1,4 +1,5 @@
-//! IDX files as MNIST ships them: `train-images-idx3-ubyte` and its three companions, plain or compressed with gzip.
+//! IDX files as MNIST ships them: `train-images-idx3-ubyte` and its three companions, plain or
+//! compressed with gzip.
 
 mod decode;
 mod encode;
@@ -67,8 +68,9 @@ impl Kind {
     }
 }
 
-/// Reads the data set in `folder`: its training and its test files, or, where there is only one pair of either name, that
-/// pair with its last `⌊n · evaluation_fraction⌋` samples held out. Labels must be below `classes`.
+/// Reads the data set in `folder`: its training and its test files, or, where there is only one
+/// pair of either name, that pair with its last `⌊n · evaluation_fraction⌋` samples held out.
+/// Labels must be below `classes`.
 ///
 /// # Errors
 /// Any [`DataError`] about files.

@@ -1,7 +1,8 @@
 //! Dataset → batches.
 //!
-//! [`idx`] reads samples, [`glyphs`] draws them; [`Permutation`] orders an epoch, [`Batches`] and [`Seat`] say which samples of
-//! it a rank takes in a step, [`Loader`] prepares them as normalised micro-batches on a thread of its own, and [`Tally`] tells which were taken.
+//! [`idx`] reads samples, [`glyphs`] draws them; [`Permutation`] orders an epoch, [`Batches`] and
+//! [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares them as normalised
+//! micro-batches on a thread of its own, and [`Tally`] tells which were taken.
 
 mod batches;
 mod error;

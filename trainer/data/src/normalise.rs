@@ -1,6 +1,7 @@
 //! `(pixel / 255 − mean) / deviation`, so that inputs have about mean 0 and variance 1.
 
-/// Mean of all training pixels of MNIST, as a share of white. Glyphs are normalised alike, so that a model may take either.
+/// Mean of all training pixels of MNIST, as a share of white. Glyphs are normalised alike, so that
+/// a model may take either.
 pub const MEAN: f32 = 0.1307;
 
 /// Standard deviation of all training pixels of MNIST, as a share of white.

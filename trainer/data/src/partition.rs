@@ -1,10 +1,13 @@
 //! Which samples a rank takes: pure functions of the step and of the rank's seat in the group.
 //!
-//! A step of B samples is cut into V virtual shards, V fixed for the job: shard v takes `⌊vB/V⌋ … ⌊(v+1)B/V⌋`. Ranks take
-//! contiguous runs of shards, rank r of n the shards `⌊rV/n⌋ … ⌊(r+1)V/n⌋`, so that any n ≤ V covers each sample once.
+//! A step of B samples is cut into V virtual shards, V fixed for the job: shard v takes
+//! `⌊vB/V⌋ … ⌊(v+1)B/V⌋`. Ranks take contiguous runs of shards, rank r of n the shards
+//! `⌊rV/n⌋ … ⌊(r+1)V/n⌋`, so that any n ≤ V covers each sample once.
 //!
-//! Aligned seats take subtrees of the binary tree over V = 2ᵏ shards instead: of the greatest power of two of equal parts up to n, the
-//! first ones are halved between two ranks each until there are n. A sum over shards in the tree's order then has the same bits for any n.
+//! Aligned seats take subtrees of the binary tree over V = 2ᵏ shards. The tree is first cut into
+//! the greatest power of two of equal parts that is at most n. Then its first parts are halved
+//! between two ranks each until there are n. A sum over shards in the tree's order has the same
+//! bits for any n.
 
 use std::ops::Range;
 
@@ -75,21 +78,23 @@ impl Seat {
         bound(self.rank)..bound(self.rank + 1)
     }
 
-    /// The part of `0..samples` that is this rank's: empty where there are fewer samples than ranks.
+    /// The part of `0..samples` that is this rank's: empty where there are fewer samples than
+    /// ranks.
     #[must_use]
     pub fn share(self, samples: u64) -> Range<u64> {
         self.run(self.shards(), samples)
     }
 
-    /// The share in the parts whose gradients are formed one by one: all of it, or on an aligned seat each shard, which may be empty.
+    /// The share, in the parts whose gradients are formed one by one: all of it, or on an aligned
+    /// seat each shard, which may be empty.
     pub fn parts(self, samples: u64) -> impl Iterator<Item = Range<u64>> {
         let shards = self.shards();
         let size = if self.aligned { 1 } else { shards.end - shards.start };
         shards.step_by(size as usize).map(move |first| self.run(first..first + size, samples))
     }
 
-    /// The last end of a virtual shard at or before a place in a step of so many samples; 0 where no
-    /// shard ends there.
+    /// The last end of a virtual shard at or before a place in a step of so many samples; 0 where
+    /// no shard ends there.
     #[must_use]
     pub(crate) fn shard_end_until(self, place: u64, samples: u64) -> u64 {
         let ended = ((u128::from(place) + 1) * u128::from(self.shards) - 1) / u128::from(samples);

@@ -1,7 +1,9 @@
-//! The order of an epoch without a table: a Feistel network over the smallest square power of two that holds the samples,
-//! walked until it lands inside (cycle walking; Black and Rogaway, 2002). Any member computes any position alone.
+//! The order of an epoch without a table: a Feistel network over the smallest square power of two
+//! that holds the samples, walked until it lands inside (cycle walking; Black and Rogaway, 2002).
+//! Any member computes any position alone.
 
-/// Feistel rounds; four make a pseudo-random permutation (Luby and Rackoff, 1988), two more for small domains.
+/// Feistel rounds; four make a pseudo-random permutation (Luby and Rackoff, 1988), two more for
+/// small domains.
 const ROUNDS: usize = 6;
 
 /// A shuffle of `0..len`, the same on every machine for the same seed, epoch and length.
@@ -29,8 +31,8 @@ impl Permutation {
     #[must_use]
     pub fn at(&self, i: u64) -> u64 {
         assert!(i < self.len, "position {i} of a permutation of {}", self.len);
-        // The network permutes a domain of less than four times the length, so the walk takes four rounds on average at
-        // most, and it ends: the cycle leads back to `i`, which lies inside.
+        // The network permutes a domain of less than four times the length, so the walk takes four
+        // rounds on average at most, and it ends: the cycle leads back to `i`, which lies inside.
         let mut place = self.network(i);
         while place >= self.len {
             place = self.network(place);
@@ -51,7 +53,8 @@ impl Permutation {
 /// 2⁶⁴ divided by the golden ratio, odd: the increment of SplitMix64.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output
+/// bit.
 pub(crate) const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -103,7 +106,8 @@ mod tests {
 
     #[test]
     fn neighbours_are_scattered_evenly() {
-        // Mean |π(i+1) − π(i)| of a random permutation of n is (n+1)/3, with a deviation of about n/√(18n)·√(8/5).
+        // Mean |π(i+1) − π(i)| of a random permutation of n is (n+1)/3, with a deviation of about
+        // n/√(18n)·√(8/5).
         let (n, order) = (60_000_u64, Permutation::new(0, 0, 60_000));
         let total: u64 = (1..n).map(|i| order.at(i).abs_diff(order.at(i - 1))).sum();
         let mean = total as f64 / (n - 1) as f64;

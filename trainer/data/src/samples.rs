@@ -29,7 +29,8 @@ impl Shape {
     }
 }
 
-/// Labelled images: pixels of all images in one block, image after image, each channel × row × column.
+/// Labelled images: pixels of all images in one block, image after image, each channel × row ×
+/// column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
     shape: Shape,
@@ -42,7 +43,8 @@ impl Samples {
     /// Takes `labels.len()` images of `shape`.
     ///
     /// # Panics
-    /// When pixels and labels do not fit together, or a label is not below `classes`: readers check before.
+    /// When pixels and labels do not fit together, or a label is not below `classes`: readers check
+    /// before.
     #[must_use]
     pub fn new(shape: Shape, classes: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
         assert!((1..=MAX_CLASSES).contains(&classes), "{classes} classes, accepted are 1 to {MAX_CLASSES}");
@@ -129,7 +131,8 @@ impl Samples {
 }
 
 impl Dataset {
-    /// blake3 over shapes, counts, pixels and labels: members with equal fingerprints read the same data.
+    /// blake3 over shapes, counts, pixels and labels: members with equal fingerprints read the same
+    /// data.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let Self { train, evaluation } = self;
@@ -140,8 +143,8 @@ impl Dataset {
     }
 }
 
-/// `⌊samples · fraction⌋`, where a product that binary rounding left a hair below a whole number counts as that number:
-/// 0.29 of 100 is 29.
+/// `⌊samples · fraction⌋`, where a product that binary rounding left a hair below a whole number
+/// counts as that number: 0.29 of 100 is 29.
 pub(crate) fn held_out(samples: usize, fraction: f64) -> usize {
     let count = (samples as f64 * fraction + 1e-9) as usize;
     count.min(samples)

@@ -1,18 +1,21 @@
-//! Which samples were taken, such that what ranks took can be added, even in the numbers of 24 bits that they sum anyway.
+//! Which samples were taken, such that what ranks took can be added, even in the numbers of 24 bits
+//! that they sum anyway.
 
 use std::{iter, ops::AddAssign};
 
 use crate::permutation::{GOLDEN, mix};
 
-/// Bits of a tally that go into one slot: so many ranks' slots can be added without rounding as a `f32` has bits besides them.
+/// Bits of a tally that go into one slot: so many ranks' slots can be added without rounding as a
+/// `f32` has bits besides them.
 const BITS: usize = 12;
 const SLOT: u64 = (1 << BITS) - 1;
 /// Slots of the hash, and of the number.
 const HASHED: usize = 4;
 const COUNTED: usize = 3;
 
-/// How many samples were taken, and the sum of their hashes modulo 2⁴⁸. Tallies of disjoint sets add up to that of their union; a sample that
-/// is left out, foreign or taken twice changes it, but for one chance in 2⁴⁸.
+/// How many samples were taken, and the sum of their hashes modulo 2⁴⁸. Tallies of disjoint sets
+/// add up to that of their union; a sample that is left out, foreign or taken twice changes it, but
+/// for one chance in 2⁴⁸.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The number, below 2³⁶.

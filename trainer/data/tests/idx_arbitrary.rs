@@ -1,4 +1,5 @@
-//! The IDX reader takes whatever lies in the folder: it never panics and never reserves more than the file can hold.
+//! The IDX reader takes whatever lies in the folder: it never panics and never reserves more than
+//! the file can hold.
 
 use std::{fs, io::Write, path::Path};
 
@@ -15,7 +16,8 @@ fn read(folder: &Path, images: &[u8], labels: &[u8]) -> Result<Dataset, DataErro
     idx::read(folder, 0.1, 10)
 }
 
-/// The most address space that this process ever had, in KiB; memory that is reserved and never touched counts.
+/// The most address space that this process ever had, in KiB; memory that is reserved and never
+/// touched counts.
 #[cfg(target_os = "linux")]
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux has it");

@@ -27,8 +27,8 @@ impl Canvas {
         }
     }
 
-    /// Turns distances into grey levels: full within `pen` of a stroke, fading to none over `softness` pixels; `ink` maps
-    /// this cover, 0 to 1, to the level, which is cut to 0 to 1.
+    /// Turns distances into grey levels: full within `pen` of a stroke, fading to none over
+    /// `softness` pixels; `ink` maps this cover, 0 to 1, to the level, which is cut to 0 to 1.
     pub(super) fn print(&self, pen: f32, softness: f32, mut ink: impl FnMut(f32) -> f32, image: &mut [u8]) {
         for (pixel, squared) in image.iter_mut().zip(self.squared) {
             let cover = ((pen + softness - squared.sqrt()) / softness).clamp(0.0, 1.0);

@@ -1,4 +1,5 @@
-//! The digits as cubic Bézier curves in a unit square, y downwards, in the variants that people write.
+//! The digits as cubic Bézier curves in a unit square, y downwards, in the variants that people
+//! write.
 
 use super::random::Random;
 

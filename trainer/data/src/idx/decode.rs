@@ -1,5 +1,5 @@
-//! One IDX file: two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension as big-endian u32,
-//! then the bytes, last dimension fastest.
+//! One IDX file: two zero bytes, the type (8: unsigned byte), the number of dimensions, each
+//! dimension as big-endian u32, then the bytes, last dimension fastest.
 
 use std::{
     fs::File,
@@ -110,7 +110,8 @@ impl<R: Read, F: Fn(io::Error) -> DataError> Stream<'_, R, F> {
         Err(DataError::Dimension { path: self.path.to_owned(), dimension, found, most })
     }
 
-    /// The next `bytes`, where `before` were read and the file promises `promised`. Reserves no more than the file can hold.
+    /// The next `bytes`, where `before` were read and the file promises `promised`. Reserves no
+    /// more than the file can hold.
     fn take(&mut self, bytes: u64, before: u64, promised: u64) -> Result<Vec<u8>, DataError> {
         let mut taken = Vec::with_capacity(bytes.min(self.most_bytes) as usize);
         let result = self.reader.by_ref().take(bytes).read_to_end(&mut taken);

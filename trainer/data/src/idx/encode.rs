@@ -9,11 +9,12 @@ use flate2::{Compression, GzBuilder};
 use super::{Kind, Part, names};
 use crate::{DataError, Samples};
 
-/// RFC 1952: the system that compressed is unknown, so that the same samples give the same file everywhere.
+/// RFC 1952: the system that compressed is unknown, so that the same samples give the same file
+/// everywhere.
 const ANY_SYSTEM: u8 = 255;
 
-/// Writes `samples` as the compressed pair of files of `part` into `folder`, which is made where it is missing. The same
-/// samples give the same bytes.
+/// Writes `samples` as the compressed pair of files of `part` into `folder`, which is made where it
+/// is missing. The same samples give the same bytes.
 ///
 /// # Errors
 /// [`DataError::Write`].

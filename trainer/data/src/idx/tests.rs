@@ -180,7 +180,8 @@ fn a_place_that_cannot_be_written_is_named() {
 fn storage_that_does_not_answer_is_no_reason_to_take_files_for_missing() {
     let whole =
         || folder(&[("train-images-idx3-ubyte", &images(2, 1, 1)), ("train-labels-idx1-ubyte", &labels(&[3, 4]))]);
-    // A link that leads to itself is neither there nor missing; nothing of this process's memory lies at its beginning.
+    // A link that leads to itself is neither there nor missing; nothing of this process's memory
+    // lies at its beginning.
     for (name, target) in [(IMAGES, IMAGES), ("train-images-idx3-ubyte.gz", "/proc/self/mem")] {
         let files = whole();
         std::os::unix::fs::symlink(target, files.path().join(name)).expect("a link");
