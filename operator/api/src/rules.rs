@@ -68,19 +68,6 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".model.hidden"),
         },
         Rule {
-            rule: "!has(self.dataset) || self.dataset.format != 'idx' || has(self.dataset.uri)".to_owned(),
-            message: "spec.dataset.uri: required for format idx: file:///FOLDER".to_owned(),
-            field: Some(".dataset.uri"),
-        },
-        Rule {
-            rule: format!(
-                "!has(self.dataset) || self.dataset.format != 'idx' || !has(self.dataset.uri) || {}",
-                is_file("self.dataset.uri")
-            ),
-            message: "spec.dataset.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
-            field: Some(".dataset.uri"),
-        },
-        Rule {
             rule: "!has(self.training) || !has(self.training.batchSizeSchedule) || \
                    (self.training.batchSizeSchedule.map(change, change.epoch).isSorted() && \
                    self.training.batchSizeSchedule.all(change, \
@@ -181,6 +168,7 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".benchmark.collectives.minBytes"),
         },
     ];
+    rules.extend(dataset_rules());
     rules.extend(TRAINING_FIELDS.iter().map(|field| Rule {
         rule: format!("!has(self.benchmark) || !has(self{field})"),
         message: format!("spec{field}: {NO_BENCHMARK}"),
@@ -198,6 +186,58 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
     });
     rules.extend(IMMUTABLE.iter().map(|field| immutable(field)));
     rules
+}
+
+/// Rules over the data set. `DatasetSpec` says what each format takes.
+fn dataset_rules() -> Vec<Rule> {
+    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100']";
+    let crop = "self.dataset.augment.randomResizedCrop";
+    let has_crop = "has(self.dataset) && has(self.dataset.augment) && has(self.dataset.augment.randomResizedCrop)";
+    let ordered = |name: &str, field: &'static str| Rule {
+        rule: format!("!({has_crop}) || {crop}.{name}[0] <= {crop}.{name}[1]"),
+        message: format!("spec{field}: the least value, then the greatest"),
+        field: Some(field),
+    };
+    vec![
+        Rule {
+            rule: format!("!has(self.dataset) || !({in_files}) || has(self.dataset.uri)"),
+            message: "spec.dataset.uri: required for format idx, cifar10 and cifar100: file:///FOLDER".to_owned(),
+            field: Some(".dataset.uri"),
+        },
+        Rule {
+            rule: format!(
+                "!has(self.dataset) || !({in_files}) || !has(self.dataset.uri) || {}",
+                is_file("self.dataset.uri")
+            ),
+            message: "spec.dataset.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
+            field: Some(".dataset.uri"),
+        },
+        Rule {
+            rule: "!has(self.dataset) || !has(self.dataset.classes) || self.dataset.format in ['idx', 'synthetic']"
+                .to_owned(),
+            message: "spec.dataset.classes: only for idx and synthetic; leave it out".to_owned(),
+            field: Some(".dataset.classes"),
+        },
+        Rule {
+            rule: "!has(self.dataset) || self.dataset.format != 'synthetic' || has(self.dataset.image)".to_owned(),
+            message: "spec.dataset.image: required for format synthetic: height and width in pixels".to_owned(),
+            field: Some(".dataset.image"),
+        },
+        Rule {
+            rule: "!has(self.dataset) || !has(self.dataset.image) || self.dataset.format == 'synthetic'".to_owned(),
+            message: "spec.dataset.image: only for format synthetic; leave it out".to_owned(),
+            field: Some(".dataset.image"),
+        },
+        Rule {
+            rule: "!has(self.dataset) || (has(self.dataset.mean) ? self.dataset.mean.size() : 0) == \
+                   (has(self.dataset.std) ? self.dataset.std.size() : 0)"
+                .to_owned(),
+            message: "spec.dataset.std: as many values as spec.dataset.mean".to_owned(),
+            field: Some(".dataset.std"),
+        },
+        ordered("scale", ".dataset.augment.randomResizedCrop.scale"),
+        ordered("ratio", ".dataset.augment.randomResizedCrop.ratio"),
+    ]
 }
 
 /// The fields of `spec` that keep their value for the life of the job.

@@ -152,6 +152,42 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
         ("/metadata/name", json!("1a"), json!("a1"), "metadata.name"),
         ("/spec/model", json!({"name": "lenet5", "hidden": [3]}), json!({"name": "mlp", "hidden": [3]}), "hidden"),
         ("/spec/dataset", json!({"format": "idx"}), json!({"format": "glyphs"}), "required for format idx"),
+        (
+            "/spec/dataset",
+            json!({"format": "cifar10", "uri": "file:///a", "classes": 10}),
+            json!({"format": "idx", "uri": "file:///a", "classes": 47}),
+            "spec.dataset.classes: only for idx and synthetic",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "synthetic"}),
+            json!({"format": "synthetic", "image": {"channels": 3, "height": 32, "width": 32}}),
+            "spec.dataset.image: required for format synthetic",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "glyphs", "image": {"channels": 3, "height": 32, "width": 32}}),
+            json!({"format": "glyphs"}),
+            "spec.dataset.image: only for",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "glyphs", "mean": [0.5]}),
+            json!({"format": "glyphs", "mean": [0.5], "std": [0.2]}),
+            "spec.dataset.std: as many values as spec.dataset.mean",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [1, 0.5], "ratio": [1, 1]}}}),
+            json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 1], "ratio": [1, 1]}}}),
+            "randomResizedCrop.scale: the least value",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 1], "ratio": [2, 1]}}}),
+            json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 1], "ratio": [1, 2]}}}),
+            "randomResizedCrop.ratio: the least value",
+        ),
         ("/spec/dataset/uri", json!("s3://bucket/a"), json!("file:///a"), "spec.dataset.uri"),
         ("/spec/dataset/uri", json!("file:///a/.."), json!("file:///a/..b"), "spec.dataset.uri"),
         (

@@ -71,7 +71,8 @@ impl Batches {
         self.used().iter().map(|span| span.global_batch).max().unwrap_or_default()
     }
 
-    /// The global batch of a step, counted from 0, as it is scheduled: the step may have fewer samples.
+    /// The global batch of a step, counted from 0, as it is scheduled: the step may have fewer
+    /// samples.
     #[must_use]
     pub fn global_batch(&self, step: u64) -> u64 {
         self.span_of_step(step).global_batch

@@ -1,13 +1,17 @@
 use std::{io, path::PathBuf};
 
+use crate::Shape;
+
 /// Why samples cannot be had. Each names the file or field, what was found and what is accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The folder of the data set is not there.
-    #[error("data set folder {} does not exist or is no folder: set spec.dataset.uri to the folder with the IDX files, as the workers see it", folder.display())]
+    #[error("data set folder {} does not exist or is no folder: set spec.dataset.uri to the folder with {holds}, as the workers see it", folder.display())]
     FolderMissing {
         /// As it was given.
         folder: PathBuf,
+        /// What it should hold.
+        holds: &'static str,
     },
     /// The folder holds none of the usual files.
     #[error("no IDX files in {}: looked for {looked_for}, each also with .gz; put a pair of image and label files there", folder.display())]
@@ -68,16 +72,36 @@ pub enum DataError {
         expected: u64,
     },
     /// Not an IDX file of this kind.
-    #[error("{} starts with {found:#010x}, expected {expected:#010x} (IDX of unsigned bytes with {dimensions} dimensions); is it another file under this name?", path.display())]
+    #[error("{} starts with {found:#010x}, expected {accepted}; is it another file under this name?", path.display())]
     WrongMagic {
         /// Which.
         path: PathBuf,
         /// Its first four bytes, big-endian.
         found: u32,
-        /// What they must be.
-        expected: u32,
-        /// Number of dimensions that are accepted.
-        dimensions: usize,
+        /// What they may be.
+        accepted: &'static str,
+    },
+    /// A file of records of one length has a part of one.
+    #[error("{} has {found} bytes, accepted are 1 or more records of {record} bytes, {most} at most; fetch the file again", path.display())]
+    NoRecords {
+        /// Which.
+        path: PathBuf,
+        /// Its bytes.
+        found: u64,
+        /// Bytes of a record.
+        record: u64,
+        /// The most records.
+        most: u64,
+    },
+    /// The folder holds none of the files of the format.
+    #[error("no {format} files in {}: looked for {looked_for}; put them there, or set spec.dataset.uri to their folder", folder.display())]
+    NoFiles {
+        /// Where.
+        folder: PathBuf,
+        /// What was looked for.
+        format: &'static str,
+        /// The names.
+        looked_for: String,
     },
     /// A dimension in the header is zero or absurd.
     #[error("{}: {dimension} is {found}, accepted are 1 to {most}; the header is damaged or the data set too large", path.display())]
@@ -99,7 +123,7 @@ pub enum DataError {
         /// Which label, from 0.
         index: usize,
         /// Its value.
-        found: u8,
+        found: i64,
         /// The greatest that is accepted.
         most: usize,
     },
@@ -116,16 +140,16 @@ pub enum DataError {
         label_count: usize,
     },
     /// Training and test images of different sizes.
-    #[error("{} holds images of {}×{} pixels, {} of {}×{}: both must be of one size", train.display(), train_size.0, train_size.1, evaluation.display(), evaluation_size.0, evaluation_size.1)]
+    #[error("{} holds images of {train_shape}, {} of {evaluation_shape} (channels × rows × columns): both must be of one size", train.display(), evaluation.display())]
     SizesDiffer {
         /// The image file for training.
         train: PathBuf,
-        /// Its height and width.
-        train_size: (usize, usize),
+        /// The shape of its images.
+        train_shape: Shape,
         /// The image file for evaluation.
         evaluation: PathBuf,
-        /// Its height and width.
-        evaluation_size: (usize, usize),
+        /// The shape of its images.
+        evaluation_shape: Shape,
     },
     /// The share to hold out is no share.
     #[error("spec.dataset.evaluationFraction is {found}, accepted are 0 to {most}")]

@@ -6,13 +6,12 @@
 //! 2t/(1+t²)`.
 
 mod canvas;
-mod random;
 mod strokes;
 
 use std::thread;
 
-use self::{canvas::Canvas, random::Random};
-use crate::{Dataset, Permutation, Samples, Shape, samples::held_out};
+use self::canvas::Canvas;
+use crate::{Dataset, Permutation, Samples, Shape, random::Random, samples::held_out};
 
 /// Rows and columns of a glyph.
 pub const SIDE: usize = 28;
@@ -32,7 +31,7 @@ const DRAWING_THREADS: usize = 2;
 pub fn draw(samples: usize, seed: u64, evaluation_fraction: f64) -> Dataset {
     assert!((0.0..=1.0).contains(&evaluation_fraction), "evaluation fraction {evaluation_fraction}");
     let digits = Permutation::new(seed, DIGIT_ORDER, samples as u64);
-    let labels: Vec<u8> = (0..samples).map(|index| (digits.at(index as u64) % CLASSES as u64) as u8).collect();
+    let labels: Vec<u32> = (0..samples).map(|index| (digits.at(index as u64) % CLASSES as u64) as u32).collect();
     let mut pixels = vec![0; samples * SHAPE.bytes()];
     let run = samples.div_ceil(DRAWING_THREADS).max(1);
     thread::scope(|scope| {
@@ -51,7 +50,7 @@ pub fn draw(samples: usize, seed: u64, evaluation_fraction: f64) -> Dataset {
 const DIGIT_ORDER: u64 = u64::MAX;
 
 /// One sample: strokes, bent and placed at random, drawn with a soft pen, then dirtied.
-fn glyph(digit: u8, random: &mut Random, image: &mut [u8]) {
+fn glyph(digit: u32, random: &mut Random, image: &mut [u8]) {
     let place = Affine::random(random);
     // Half the greatest distance that a control point strays, in units of the glyph's height.
     let stray = 0.055;

@@ -1,24 +1,21 @@
 //! IDX files as MNIST ships them: `train-images-idx3-ubyte` and its three companions, plain or
-//! compressed with gzip.
+//! compressed with gzip. Images may have channels (`idx4`), and labels 16 or 32 bits (`idx1-short`,
+//! `idx1-int`).
 
 mod decode;
 mod encode;
 
-use std::{
-    fs::{self, Metadata},
-    io,
-    path::{Path, PathBuf},
-};
-
-use crate::{DataError, Dataset, Samples, Shape, samples::held_out};
+use std::path::{Path, PathBuf};
 
 pub use self::{
-    decode::{MAX_PIXEL_BYTES, MAX_SAMPLES, MAX_SIDE},
+    decode::{MAX_CHANNELS, MAX_PIXEL_BYTES, MAX_SAMPLES, MAX_SIDE},
     encode::write,
 };
-
-/// The greatest share of the samples that may be held out.
-pub const MAX_EVALUATION_FRACTION: f64 = 0.9;
+use crate::{
+    DataError, Dataset, MAX_CLASSES, Samples, Shape,
+    look::{check_folder, look},
+    samples::{check_fraction, held_out},
+};
 
 /// What a pair of files is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +31,14 @@ pub enum Part {
 enum Kind {
     Images,
     Labels,
+}
+
+/// The size of a value, as a file's name tells it. Its header decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    Byte,
+    Short,
+    Int,
 }
 
 impl Part {
@@ -53,13 +58,6 @@ impl Kind {
         }
     }
 
-    const fn dimensions(self) -> usize {
-        match self {
-            Self::Images => 3,
-            Self::Labels => 1,
-        }
-    }
-
     const fn other(self) -> Self {
         match self {
             Self::Images => Self::Labels,
@@ -70,36 +68,21 @@ impl Kind {
 
 /// Reads the data set in `folder`: its training and its test files, or, where there is only one
 /// pair of either name, that pair with its last `⌊n · evaluation_fraction⌋` samples held out.
-/// Labels must be below `classes`.
+/// Without a number of classes, the greatest label is the last class.
 ///
 /// # Errors
 /// Any [`DataError`] about files.
-pub fn read(folder: &Path, evaluation_fraction: f64, classes: usize) -> Result<Dataset, DataError> {
-    if !(0.0..=MAX_EVALUATION_FRACTION).contains(&evaluation_fraction) {
-        return Err(DataError::EvaluationFraction { found: evaluation_fraction, most: MAX_EVALUATION_FRACTION });
-    }
-    if !look(folder)?.is_some_and(|found| found.is_dir()) {
-        return Err(DataError::FolderMissing { folder: folder.to_owned() });
-    }
+pub fn read(folder: &Path, evaluation_fraction: f64, classes: Option<usize>) -> Result<Dataset, DataError> {
+    check_fraction(evaluation_fraction)?;
+    check_folder(folder, "the IDX files")?;
     let pairs = (Pair::find(folder, Part::Train)?, Pair::find(folder, Part::Evaluation)?);
     match pairs {
-        (Some(train), Some(evaluation)) => {
-            let dataset = Dataset { train: train.read(classes)?, evaluation: evaluation.read(classes)? };
-            let sizes = [&dataset.train, &dataset.evaluation].map(|part| (part.shape().height, part.shape().width));
-            if sizes[0] != sizes[1] {
-                return Err(DataError::SizesDiffer {
-                    train: train.images,
-                    train_size: sizes[0],
-                    evaluation: evaluation.images,
-                    evaluation_size: sizes[1],
-                });
-            }
-            Ok(dataset)
-        }
+        (Some(train), Some(evaluation)) => both(&train, &evaluation, classes),
         (Some(pair), None) | (None, Some(pair)) => {
-            let samples = pair.read(classes)?;
-            let held_out = held_out(samples.len(), evaluation_fraction);
-            Ok(samples.split(held_out))
+            let raw = pair.read(classes)?;
+            let classes = classes.unwrap_or_else(|| raw.classes());
+            let held_out = held_out(raw.labels.len(), evaluation_fraction);
+            Ok(raw.samples(classes).split(held_out))
         }
         (None, None) => {
             let names = [Part::Train, Part::Evaluation]
@@ -111,11 +94,41 @@ pub fn read(folder: &Path, evaluation_fraction: f64, classes: usize) -> Result<D
     }
 }
 
+fn both(train: &Pair, evaluation: &Pair, classes: Option<usize>) -> Result<Dataset, DataError> {
+    let parts = [train.read(classes)?, evaluation.read(classes)?];
+    let [train_shape, evaluation_shape] = parts.each_ref().map(|part| part.shape);
+    if train_shape != evaluation_shape {
+        let (train, evaluation) = (train.images.clone(), evaluation.images.clone());
+        return Err(DataError::SizesDiffer { train, train_shape, evaluation, evaluation_shape });
+    }
+    let classes = classes.unwrap_or_else(|| parts.each_ref().map(Raw::classes).into_iter().max().unwrap_or(1));
+    let [train, evaluation] = parts.map(|part| part.samples(classes));
+    Ok(Dataset { train, evaluation })
+}
+
 /// The files of one part.
 #[derive(Debug)]
 struct Pair {
     images: PathBuf,
     labels: PathBuf,
+}
+
+/// What they hold.
+struct Raw {
+    shape: Shape,
+    pixels: Vec<u8>,
+    labels: Vec<u32>,
+}
+
+impl Raw {
+    /// Enough classes for all labels.
+    fn classes(&self) -> usize {
+        self.labels.iter().max().map_or(1, |greatest| *greatest as usize + 1)
+    }
+
+    fn samples(self, classes: usize) -> Samples {
+        Samples::new(self.shape, classes, self.pixels, self.labels)
+    }
 }
 
 impl Pair {
@@ -131,23 +144,25 @@ impl Pair {
         }
     }
 
-    fn read(&self, classes: usize) -> Result<Samples, DataError> {
+    /// Labels are below `classes`, or below the most classes there may be.
+    fn read(&self, classes: Option<usize>) -> Result<Raw, DataError> {
         let Self { images, labels } = self;
-        let ([image_count, height, width], pixels) = decode::images(images)?;
-        let ([label_count], classes_of) = decode::labels(labels)?;
-        if image_count != label_count {
+        let (image_count, shape, pixels) = decode::images(images)?;
+        let found = decode::labels(labels)?;
+        if image_count != found.len() {
             return Err(DataError::CountsDiffer {
                 images: images.clone(),
                 image_count,
                 labels: labels.clone(),
-                label_count,
+                label_count: found.len(),
             });
         }
-        if let Some(index) = classes_of.iter().position(|label| usize::from(*label) >= classes) {
-            let found = classes_of[index];
+        let classes = classes.unwrap_or(MAX_CLASSES);
+        if let Some(index) = found.iter().position(|label| !(0..classes as i64).contains(label)) {
+            let found = found[index];
             return Err(DataError::LabelOutOfRange { path: labels.clone(), index, found, most: classes - 1 });
         }
-        Ok(Samples::new(Shape { channels: 1, height, width }, classes, pixels, classes_of))
+        Ok(Raw { shape, pixels, labels: found.into_iter().map(|label| label as u32).collect() })
     }
 }
 
@@ -161,18 +176,29 @@ fn find(folder: &Path, part: Part, kind: Kind) -> Result<Option<PathBuf>, DataEr
     Ok(None)
 }
 
-/// What lies at a path, if anything: storage that cannot be asked says nothing of that.
-fn look(path: &Path) -> Result<Option<Metadata>, DataError> {
-    match fs::metadata(path) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-        Err(source) => Err(DataError::Read { path: path.to_owned(), source }),
-    }
+/// The names that a file may have, the usual ones first; `.gz` may follow each.
+fn names(part: Part, kind: Kind) -> Vec<String> {
+    let variants: &[(usize, Width)] = match kind {
+        Kind::Images => &[(3, Width::Byte), (4, Width::Byte)],
+        Kind::Labels => &[(1, Width::Byte), (1, Width::Short), (1, Width::Int)],
+    };
+    variants
+        .iter()
+        .flat_map(|(dimensions, width)| {
+            let usual = name(part, kind, *dimensions, *width);
+            let dotted = usual.replace("-idx", ".idx");
+            [usual, dotted]
+        })
+        .collect()
 }
 
-/// The names that a file may have, the usual one first; `.gz` may follow each.
-fn names(part: Part, kind: Kind) -> [String; 2] {
-    ["-", "."].map(|mark| format!("{}-{}{mark}idx{}-ubyte", part.prefix(), kind.word(), kind.dimensions()))
+fn name(part: Part, kind: Kind, dimensions: usize, width: Width) -> String {
+    let width = match width {
+        Width::Byte => "ubyte",
+        Width::Short => "short",
+        Width::Int => "int",
+    };
+    format!("{}-{}-idx{dimensions}-{width}", part.prefix(), kind.word())
 }
 
 #[cfg(test)]

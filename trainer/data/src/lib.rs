@@ -1,25 +1,36 @@
-//! Dataset → batches.
+//! Data set → batches.
 //!
-//! [`idx`] reads samples, [`glyphs`] draws them; [`Permutation`] orders an epoch, [`Batches`] and
-//! [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares them as normalised
-//! micro-batches on a thread of its own, and [`Tally`] tells which were taken.
+//! [`idx`], [`cifar`] and [`synthetic`] read or make samples, and [`glyphs`] draws them.
+//! [`Normalise`] and [`Augment`] say how they reach the model. [`Permutation`] orders an epoch,
+//! [`Batches`] and [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares
+//! them as micro-batches ahead of the training, and [`Tally`] tells which were taken.
 
+mod augment;
 mod batches;
+pub mod cifar;
 mod error;
 pub mod glyphs;
 pub mod idx;
 mod loader;
+mod look;
 mod normalise;
 mod partition;
+mod pass;
 mod permutation;
+mod random;
+mod resample;
 mod samples;
+mod shape;
+pub mod synthetic;
 mod tally;
 
+pub use augment::{Augment, ResizedCrop};
 pub use batches::{Batches, MAX_BATCH_CHANGES, check_global_batch};
 pub use error::DataError;
 pub use loader::{Batch, Evaluation, Loader, Order, QUEUED_BATCHES, StepShare};
-pub use normalise::{DEVIATION, MEAN};
+pub use normalise::{DEVIATION, MEAN, Normalise};
 pub use partition::{Seat, Step};
 pub use permutation::Permutation;
-pub use samples::{Dataset, MAX_CLASSES, Samples, Shape};
+pub use samples::{Dataset, MAX_CLASSES, MAX_EVALUATION_FRACTION, Samples};
+pub use shape::Shape;
 pub use tally::Tally;

@@ -11,7 +11,7 @@ mod shelf;
 
 use std::{fmt, mem::take, ops::Range, sync::Arc, thread};
 
-use crate::{Batches, DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels};
+use crate::{Batches, DataError, Permutation, Samples, Seat, Step, Tally, pass::Pass};
 
 pub use self::evaluation::Evaluation;
 use self::shelf::Shelf;
@@ -43,7 +43,7 @@ pub struct Order {
 /// Samples for one pass through the network. Dropping it hands its buffers back to the loader.
 #[derive(Debug)]
 pub struct Batch {
-    /// Normalised pixels, sample × channel × row × column.
+    /// Normalised values, sample × channel × row × column.
     pub images: Vec<f32>,
     /// Classes, one per sample.
     pub labels: Vec<u32>,
@@ -197,7 +197,6 @@ fn prepare_ahead(mut ahead: Preparation, shelf: &Arc<Shelf>) {
 struct Preparation {
     samples: Arc<Samples>,
     order: Order,
-    levels: [f32; 256],
     cuts: Box<dyn Iterator<Item = Cut> + Send>,
 }
 
@@ -211,7 +210,7 @@ struct Cut {
 impl Preparation {
     fn of(samples: &Arc<Samples>, order: Order) -> Self {
         let cuts = Box::new(cuts(order));
-        Self { samples: Arc::clone(samples), order, levels: levels(), cuts }
+        Self { samples: Arc::clone(samples), order, cuts }
     }
 
     /// Whether the rank has samples in no step: to look for some would take all of them.
@@ -223,9 +222,10 @@ impl Preparation {
     fn prepare(&self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
         let permutation = Permutation::new(self.order.seed, step.epoch, self.samples.len() as u64);
         let Range { start: place, end } = samples;
-        let ids = samples.map(|place| permutation.at(step.cursor + place) as usize);
+        let ids: Vec<u64> = samples.map(|place| permutation.at(step.cursor + place)).collect();
+        let pass = Pass { seed: self.order.seed, epoch: step.epoch };
         let (mut images, mut labels, mut group_ends, mut keys) = shelf.buffers();
-        let taken = fill(&self.samples, &self.levels, ids, &mut images, &mut labels);
+        let taken = fill(&self.samples, &ids, Some(pass), &mut images, &mut labels);
         keys.clear();
         keys.extend(place..end);
         group_ends.clear();
@@ -282,23 +282,13 @@ fn groups(step: Step, samples: Range<u64>, seat: Seat) -> impl Iterator<Item = u
     })
 }
 
-/// Replaces what the buffers hold by the samples `ids`; tells which those were.
-fn fill(
-    samples: &Samples,
-    levels: &[f32; 256],
-    ids: impl Iterator<Item = usize>,
-    images: &mut Vec<f32>,
-    labels: &mut Vec<u32>,
-) -> Tally {
-    images.clear();
+/// Replaces what the buffers hold by the samples `ids`, changed at random in a pass over the
+/// training samples; tells which those were.
+fn fill(samples: &Samples, ids: &[u64], pass: Option<Pass>, images: &mut Vec<f32>, labels: &mut Vec<u32>) -> Tally {
+    samples.prepare(ids, pass, images);
     labels.clear();
-    let mut taken = Tally::default();
-    for id in ids {
-        taken.take(id as u64);
-        images.extend(samples.image(id).iter().map(|pixel| levels[usize::from(*pixel)]));
-        labels.push(u32::from(samples.label(id)));
-    }
-    taken
+    labels.extend(ids.iter().map(|id| samples.label(*id as usize)));
+    ids.iter().copied().collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,22 @@
-/// Labels are bytes, so no data set has more classes.
-pub const MAX_CLASSES: usize = 256;
+//! Labelled samples: pixels in memory, or random ones that are drawn when they are wanted.
+
+use std::sync::Arc;
+
+use crate::{
+    Augment, DataError, Normalise, Shape,
+    augment::View,
+    pass::Pass,
+    random::Random,
+    resample::{Picture, Scratch, resample},
+};
+
+/// The most classes of a data set.
+pub const MAX_CLASSES: usize = 1 << 16;
+/// The greatest share of the samples that may be held out.
+pub const MAX_EVALUATION_FRACTION: f64 = 0.9;
 
 /// Samples to train on and samples to evaluate with; no sample is in both.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     /// For training.
     pub train: Samples,
@@ -10,50 +24,83 @@ pub struct Dataset {
     pub evaluation: Samples,
 }
 
-/// Size of one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Values per pixel: 1 for grey.
-    pub channels: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-}
-
-impl Shape {
-    /// Bytes of one image.
-    #[must_use]
-    pub const fn bytes(self) -> usize {
-        self.channels * self.height * self.width
-    }
-}
-
-/// Labelled images: pixels of all images in one block, image after image, each channel × row ×
-/// column.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Labelled samples of one shape.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Samples {
     shape: Shape,
     classes: usize,
-    pixels: Vec<u8>,
-    labels: Vec<u8>,
+    /// Names of the classes, in order; empty if they have none.
+    class_names: Arc<[String]>,
+    labels: Vec<u32>,
+    content: Content,
+    normalise: Normalise,
+    augment: Augment,
+}
+
+/// Where the values come from.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    /// Bytes of all samples in one block, sample after sample, each channel × row × column.
+    Memory(Vec<u8>),
+    /// Random bytes, keyed by the seed and the sample's number from `first`.
+    Random { seed: u64, first: u64 },
 }
 
 impl Samples {
-    /// Takes `labels.len()` images of `shape`.
+    /// Takes `labels.len()` samples of `shape`, normalised [as suits the
+    /// channels](Normalise::by_default).
     ///
     /// # Panics
     /// When pixels and labels do not fit together, or a label is not below `classes`: readers check
     /// before.
     #[must_use]
-    pub fn new(shape: Shape, classes: usize, pixels: Vec<u8>, labels: Vec<u8>) -> Self {
-        assert!((1..=MAX_CLASSES).contains(&classes), "{classes} classes, accepted are 1 to {MAX_CLASSES}");
+    pub fn new(shape: Shape, classes: usize, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
         assert_eq!(pixels.len(), labels.len() * shape.bytes(), "{} labels of {shape:?}", labels.len());
-        assert!(labels.iter().all(|label| usize::from(*label) < classes), "a label is not below {classes}");
-        Self { shape, classes, pixels, labels }
+        Self::of(shape, classes, labels, Content::Memory(pixels))
     }
 
-    /// Size of each image.
+    /// Samples of random values, each byte uniform, whose bits depend on the seed and their number
+    /// alone.
+    pub(crate) fn random(shape: Shape, classes: usize, labels: Vec<u32>, seed: u64) -> Self {
+        Self::of(shape, classes, labels, Content::Random { seed, first: 0 })
+    }
+
+    fn of(shape: Shape, classes: usize, labels: Vec<u32>, content: Content) -> Self {
+        assert!((1..=MAX_CLASSES).contains(&classes), "{classes} classes, accepted are 1 to {MAX_CLASSES}");
+        assert!(labels.iter().all(|label| (*label as usize) < classes), "a label is not below {classes}");
+        let normalise = Normalise::by_default(shape.channels);
+        let class_names = Arc::from([]);
+        Self { shape, classes, class_names, labels, content, normalise, augment: Augment::default() }
+    }
+
+    /// The same, normalised otherwise.
+    ///
+    /// # Panics
+    /// Unless there is a mean and a deviation for each channel.
+    #[must_use]
+    pub fn normalised(self, normalise: Normalise) -> Self {
+        let channels = [normalise.mean.len(), normalise.std.len()];
+        assert_eq!(channels, [self.shape.channels; 2], "moments for samples of {}", self.shape);
+        Self { normalise, ..self }
+    }
+
+    /// The same, changed at random whenever they are trained on.
+    #[must_use]
+    pub fn augmented(self, augment: Augment) -> Self {
+        Self { augment, ..self }
+    }
+
+    /// The same, with names for the classes.
+    ///
+    /// # Panics
+    /// Unless each class has one.
+    #[must_use]
+    pub fn named(self, class_names: Vec<String>) -> Self {
+        assert_eq!(class_names.len(), self.classes, "names of classes");
+        Self { class_names: class_names.into(), ..self }
+    }
+
+    /// Size of each sample.
     #[must_use]
     pub const fn shape(&self) -> Shape {
         self.shape
@@ -63,6 +110,12 @@ impl Samples {
     #[must_use]
     pub const fn classes(&self) -> usize {
         self.classes
+    }
+
+    /// Names of the classes, in order; empty if the data set names none.
+    #[must_use]
+    pub fn class_names(&self) -> &[String] {
+        &self.class_names
     }
 
     /// Number of samples.
@@ -77,14 +130,30 @@ impl Samples {
         self.labels.is_empty()
     }
 
+    /// How the values are normalised.
+    #[must_use]
+    pub const fn normalise(&self) -> &Normalise {
+        &self.normalise
+    }
+
+    /// Bytes of memory that the samples take as long as they are open.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        let content = match &self.content {
+            Content::Memory(pixels) => pixels.len(),
+            Content::Random { .. } => 0,
+        };
+        (content + size_of_val(self.labels.as_slice())) as u64
+    }
+
     /// Pixels of sample `index`, 0 (background) to 255.
     ///
     /// # Panics
-    /// When `index` is not below [`Samples::len`].
+    /// When `index` is not below [`Samples::len`], or the samples do not lie in memory.
     #[must_use]
     pub fn image(&self, index: usize) -> &[u8] {
         let bytes = self.shape.bytes();
-        &self.pixels[index * bytes..(index + 1) * bytes]
+        &self.pixels()[index * bytes..(index + 1) * bytes]
     }
 
     /// Class of sample `index`.
@@ -92,55 +161,146 @@ impl Samples {
     /// # Panics
     /// When `index` is not below [`Samples::len`].
     #[must_use]
-    pub fn label(&self, index: usize) -> u8 {
+    pub fn label(&self, index: usize) -> u32 {
         self.labels[index]
     }
 
-    /// Pixels of all images, in order.
+    /// Pixels of all samples, in order.
+    ///
+    /// # Panics
+    /// When the samples do not lie in memory.
     #[must_use]
     pub fn pixels(&self) -> &[u8] {
-        &self.pixels
+        match &self.content {
+            Content::Memory(pixels) => pixels,
+            Content::Random { .. } => panic!("random samples lie nowhere"),
+        }
     }
 
     /// Classes of all samples, in order.
     #[must_use]
-    pub fn labels(&self) -> &[u8] {
+    pub fn labels(&self) -> &[u32] {
         &self.labels
+    }
+
+    /// Writes the normalised values of samples to `values`, sample × channel × row × column:
+    /// changed at random in a pass over the training samples, as they are without one.
+    pub(crate) fn prepare(&self, ids: &[u64], pass: Option<Pass>, values: &mut Vec<f32>) {
+        let bytes = self.shape.bytes();
+        let levels = self.normalise.levels();
+        let pass = pass.filter(|_| !self.augment.is_none());
+        values.clear();
+        if let (Content::Memory(_), None) = (&self.content, pass) {
+            return ids.iter().for_each(|id| self.extend(self.image(*id as usize), &levels, values));
+        }
+        let (mut sample, mut scratch) = (vec![0; bytes], Scratch::default());
+        for id in ids {
+            match (&self.content, pass) {
+                (Content::Random { seed, first }, _) => random_bytes(*seed, first + id, &mut sample),
+                (Content::Memory(_), None) => unreachable!("taken as they are"),
+                (Content::Memory(_), Some(Pass { seed, epoch })) => {
+                    let mut random = Random::augmenting(seed, epoch, *id);
+                    let size = (self.shape.height, self.shape.width);
+                    let view = self.augment.view(size, self.shape, &mut random);
+                    self.viewed(*id as usize, &view, &mut sample, &mut scratch);
+                }
+            }
+            self.extend(&sample, &levels, values);
+        }
+    }
+
+    /// A view of a sample in memory. Each channel is a grey picture by itself.
+    fn viewed(&self, id: usize, view: &View, sample: &mut [u8], scratch: &mut Scratch) {
+        let Shape { height, width, .. } = self.shape;
+        let channel = height * width;
+        for (pixels, sample) in self.image(id).chunks(channel).zip(sample.chunks_mut(channel)) {
+            let picture = Picture { pixels, height, width, channels: 1 };
+            resample(picture, view, Shape { channels: 1, height, width }, sample, scratch);
+        }
+    }
+
+    fn extend(&self, sample: &[u8], levels: &[[f32; 256]], values: &mut Vec<f32>) {
+        for (pixels, levels) in sample.chunks(self.shape.height * self.shape.width).zip(levels) {
+            values.extend(pixels.iter().map(|pixel| levels[usize::from(*pixel)]));
+        }
     }
 
     /// The first samples and the last `held_out`.
     pub(crate) fn split(mut self, held_out: usize) -> Dataset {
         let kept = self.len() - held_out;
+        let content = match &mut self.content {
+            Content::Memory(pixels) => Content::Memory(pixels.split_off(kept * self.shape.bytes())),
+            Content::Random { seed, first } => Content::Random { seed: *seed, first: *first + kept as u64 },
+        };
+        let labels = self.labels.split_off(kept);
         let evaluation = Self {
-            shape: self.shape,
-            classes: self.classes,
-            pixels: self.pixels.split_off(kept * self.shape.bytes()),
-            labels: self.labels.split_off(kept),
+            labels,
+            content,
+            class_names: Arc::clone(&self.class_names),
+            normalise: self.normalise.clone(),
+            augment: self.augment.clone(),
+            ..self
         };
         Dataset { train: self, evaluation }
     }
 
     fn feed(&self, hash: &mut blake3::Hasher) {
-        let Self { shape: Shape { channels, height, width }, classes, pixels, labels } = self;
+        let Self { shape, classes, class_names, labels, content, normalise: _, augment: _ } = self;
+        let Shape { channels, height, width } = shape;
         for number in [*channels, *height, *width, *classes, labels.len()] {
             hash.update(&(number as u64).to_le_bytes());
         }
-        hash.update(pixels);
-        hash.update(labels);
+        for name in class_names.iter() {
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name.as_bytes());
+        }
+        match content {
+            Content::Memory(pixels) => hash.update(pixels),
+            Content::Random { seed, first } => hash.update(&seed.to_le_bytes()).update(&first.to_le_bytes()),
+        };
+        for labels in labels.chunks(1024) {
+            let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
+            hash.update(&bytes);
+        }
     }
 }
 
 impl Dataset {
-    /// blake3 over shapes, counts, pixels and labels: members with equal fingerprints read the same
-    /// data.
+    /// blake3 over shapes, counts, class names, contents and labels: members with equal
+    /// fingerprints read the same data. Normalisation and augmentation are the manifest's.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let Self { train, evaluation } = self;
-        let mut hash = blake3::Hasher::new_derive_key("lockstep data set v1");
+        let mut hash = blake3::Hasher::new_derive_key("lockstep data set v2");
         train.feed(&mut hash);
         evaluation.feed(&mut hash);
         *hash.finalize().as_bytes()
     }
+
+    /// The same, with each part changed alike.
+    #[must_use]
+    pub fn map(self, change: impl Fn(Samples) -> Samples) -> Self {
+        Self { train: change(self.train), evaluation: change(self.evaluation) }
+    }
+}
+
+fn random_bytes(seed: u64, id: u64, sample: &mut [u8]) {
+    let mut random = Random::keyed(seed, id);
+    for bytes in sample.chunks_mut(8) {
+        let drawn = random.next().to_le_bytes();
+        bytes.copy_from_slice(&drawn[..bytes.len()]);
+    }
+}
+
+/// Refuses a share of held-out samples that is none.
+///
+/// # Errors
+/// [`DataError::EvaluationFraction`].
+pub(crate) fn check_fraction(fraction: f64) -> Result<(), DataError> {
+    if (0.0..=MAX_EVALUATION_FRACTION).contains(&fraction) {
+        return Ok(());
+    }
+    Err(DataError::EvaluationFraction { found: fraction, most: MAX_EVALUATION_FRACTION })
 }
 
 /// `⌊samples · fraction⌋`, where a product that binary rounding left a hair below a whole number
@@ -151,44 +311,4 @@ pub(crate) fn held_out(samples: usize, fraction: f64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dataset() -> Dataset {
-        let shape = Shape { channels: 1, height: 1, width: 2 };
-        Samples::new(shape, 10, (0..8).collect(), vec![3, 1, 4, 1]).split(1)
-    }
-
-    #[test]
-    fn the_last_samples_are_held_out() {
-        let Dataset { train, evaluation } = dataset();
-        assert_eq!((train.labels(), train.image(2)), (&[3, 1, 4][..], &[4, 5][..]));
-        assert_eq!((evaluation.label(0), evaluation.image(0)), (1, &[6, 7][..]));
-    }
-
-    #[test]
-    fn a_fraction_of_a_hundred_is_a_percentage() {
-        for percent in 0..=90 {
-            assert_eq!(held_out(100, f64::from(percent) / 100.0), percent as usize);
-        }
-        assert_eq!((held_out(10_000, 0.1), held_out(9, 0.1), held_out(0, 0.5)), (1000, 0, 0));
-    }
-
-    #[test]
-    fn any_difference_changes_the_fingerprint() {
-        let original = dataset();
-        let mut pixel = original.clone();
-        pixel.train.pixels[0] ^= 1;
-        let mut label = original.clone();
-        label.evaluation.labels[0] = 2;
-        let mut shape = original.clone();
-        shape.train.shape = Shape { channels: 1, height: 2, width: 1 };
-        let mut classes = original.clone();
-        classes.train.classes = 11;
-        let moved = Samples::new(original.train.shape, 10, (0..8).collect(), vec![3, 1, 4, 1]).split(2);
-        assert_eq!(original.fingerprint(), dataset().fingerprint());
-        for other in [pixel, label, shape, classes, moved] {
-            assert_ne!(original.fingerprint(), other.fingerprint(), "{other:?}");
-        }
-    }
-}
+mod tests;

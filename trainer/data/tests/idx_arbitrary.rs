@@ -13,7 +13,7 @@ const MOST_RESERVED_KIB: u64 = 32 << 10;
 fn read(folder: &Path, images: &[u8], labels: &[u8]) -> Result<Dataset, DataError> {
     fs::write(folder.join("train-images-idx3-ubyte"), images).expect("written");
     fs::write(folder.join("train-labels-idx1-ubyte"), labels).expect("written");
-    idx::read(folder, 0.1, 10)
+    idx::read(folder, 0.1, Some(10))
 }
 
 /// The most address space that this process ever had, in KiB; memory that is reserved and never

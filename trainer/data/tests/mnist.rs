@@ -17,9 +17,9 @@ const SHAPE: Shape = Shape { channels: 1, height: 28, width: 28 };
 const EVALUATION_FRACTION: f64 = 0.1;
 const CLASSES: usize = 10;
 
-const TRAIN_LABELS: [u8; 10] = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4];
+const TRAIN_LABELS: [u32; 10] = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4];
 const TRAIN_COUNTS: [usize; CLASSES] = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949];
-const TEST_LABELS: [u8; 10] = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9];
+const TEST_LABELS: [u32; 10] = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9];
 const TEST_COUNTS: [usize; CLASSES] = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009];
 
 fn folder() -> Option<PathBuf> {
@@ -36,9 +36,9 @@ fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.expect("an entry").path()).filter(named).collect()
 }
 
-fn counts<'a>(labels: impl IntoIterator<Item = &'a u8>) -> [usize; CLASSES] {
+fn counts<'a>(labels: impl IntoIterator<Item = &'a u32>) -> [usize; CLASSES] {
     let mut counts = [0; CLASSES];
-    labels.into_iter().for_each(|label| counts[usize::from(*label)] += 1);
+    labels.into_iter().for_each(|label| counts[*label as usize] += 1);
     counts
 }
 
@@ -55,7 +55,7 @@ fn the_whole_of_mnist_has_sixty_thousand_training_and_ten_thousand_test_images()
     if files(&folder, "train-").is_empty() {
         return skip("the folder of MNIST has no train- files");
     }
-    let Dataset { train, evaluation } = idx::read(&folder, EVALUATION_FRACTION, CLASSES).expect("MNIST is whole");
+    let Dataset { train, evaluation } = idx::read(&folder, EVALUATION_FRACTION, None).expect("MNIST is whole");
     assert_eq!((train.len(), evaluation.len()), (60_000, 10_000));
     assert_eq!((train.shape(), evaluation.shape()), (SHAPE, SHAPE));
     assert_eq!(train.labels()[..10], TRAIN_LABELS);
@@ -73,8 +73,7 @@ fn a_lone_test_pair_of_mnist_is_split_into_nine_thousand_and_one_thousand() {
     for file in files(&folder, "t10k-") {
         fs::copy(&file, pair.path().join(file.file_name().expect("a name"))).expect("a copy");
     }
-    let Dataset { train, evaluation } =
-        idx::read(pair.path(), EVALUATION_FRACTION, CLASSES).expect("the pair is whole");
+    let Dataset { train, evaluation } = idx::read(pair.path(), EVALUATION_FRACTION, None).expect("the pair is whole");
     assert_eq!((train.len(), evaluation.len()), (9000, 1000));
     assert_eq!(train.shape(), SHAPE);
     assert_eq!(train.labels()[..10], TEST_LABELS);

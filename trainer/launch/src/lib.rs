@@ -14,10 +14,12 @@ mod benchmark_report;
 mod byte_size;
 mod communication;
 mod credentials;
+mod dataset;
 mod elastic;
 mod ending;
 mod environment;
 mod exit;
+mod file_uri;
 mod grace;
 mod group_change;
 mod invalid_field;
@@ -46,6 +48,7 @@ pub use communication::{Communication, CommunicationAlgorithm, CommunicationBack
 #[cfg(feature = "credentials")]
 pub use credentials::make_credentials;
 pub use credentials::{CredentialFile, WORKER_NAME};
+pub use dataset::{AugmentSpec, DatasetFormat, DatasetSpec, ImageSpec, RandomCrop, RandomResizedCrop};
 pub use elastic::Elastic;
 pub use ending::Ending;
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, RecordStore, Variable};
@@ -63,6 +66,5 @@ pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    CheckpointSpec, DatasetFormat, DatasetSpec, MIN_SHARDS, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision,
-    Training, Workload,
+    CheckpointSpec, MIN_SHARDS, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload,
 };

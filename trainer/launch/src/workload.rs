@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BatchSizeChange, Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
+    BatchSizeChange, Communication, CommunicationAlgorithm, DatasetSpec, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
+    file_uri::check_file_uri,
     optimization::{Decay, LearningRateSchedule, Optimizer},
 };
 
@@ -134,52 +135,6 @@ impl ModelName {
     }
 }
 
-/// The samples to train on and to evaluate with.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct DatasetSpec {
-    /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
-    /// allowed) or glyphs (digits that the trainer draws itself, without a download).
-    pub format: DatasetFormat,
-    /// Folder with the files, as a file:// URI inside the workers, such as file:///data/mnist. idx
-    /// requires it; glyphs does not use it. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
-    pub uri: Option<String>,
-    /// Share of the samples that is held out for evaluation if the folder has no test files, 0 to
-    /// 0.9. Default: 0.1.
-    #[serde(default = "DatasetSpec::default_evaluation_fraction")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
-    pub evaluation_fraction: f64,
-    /// Number of samples to draw, training and evaluation together; only for glyphs. Default:
-    /// 10000.
-    #[serde(default = "DatasetSpec::default_samples")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
-    pub samples: u32,
-}
-
-impl DatasetSpec {
-    fn default_evaluation_fraction() -> f64 {
-        0.1
-    }
-
-    fn default_samples() -> u32 {
-        10_000
-    }
-}
-
-/// Storage formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum DatasetFormat {
-    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
-    Idx,
-    #[allow(missing_docs, reason = "as above")]
-    Glyphs,
-}
-
 /// The rules of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -194,8 +149,8 @@ pub struct Training {
     #[serde(default = "Training::default_global_batch_size")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
     pub global_batch_size: u32,
-    /// Changes of globalBatchSize during the run, such as a batch that grows in place of a rate that
-    /// falls (arXiv 1711.00489), ascending by epoch. The learning rate does not follow, unless
+    /// Changes of globalBatchSize during the run, such as a batch that grows in place of a rate
+    /// that falls (arXiv 1711.00489), ascending by epoch. The learning rate does not follow, unless
     /// schedule.rescale is true. Default: [].
     #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -326,17 +281,7 @@ impl Workload {
                 "only for model mlp; leave it out",
             ));
         }
-        match (dataset.format, &dataset.uri) {
-            (DatasetFormat::Idx, None) => {
-                return Err(InvalidField::new(
-                    "spec.dataset.uri",
-                    "missing",
-                    "required for format idx: file:///FOLDER",
-                ));
-            }
-            (DatasetFormat::Idx, Some(uri)) => check_file_uri("spec.dataset.uri", uri)?,
-            (DatasetFormat::Glyphs, _) => {}
-        }
+        dataset.check()?;
         training.check_batch_sizes()?;
         let LearningRateSchedule { decay, decay_epochs, .. } = &training.schedule;
         if (*decay == Decay::Step) == decay_epochs.is_empty() {
@@ -359,13 +304,6 @@ impl Workload {
                 InvalidField { field, value, accepted: format!("{accepted}, or {OBJECT_URI_ACCEPTED}") }
             }),
         }
-    }
-}
-
-fn check_file_uri(field: &str, uri: &str) -> Result<(), InvalidField> {
-    match uri.strip_prefix("file:///") {
-        Some(path) if !path.is_empty() && !path.split('/').any(|part| part == "..") => Ok(()),
-        _ => Err(InvalidField::new(field, uri, "file:///FOLDER, an absolute path without `..`")),
     }
 }
 

@@ -81,7 +81,7 @@ fn main() -> anyhow::Result<()> {
     let source = std::env::args().nth(1).context("the folder of MNIST's files, or `glyphs`")?;
     let dataset = match source.as_str() {
         "glyphs" => glyphs::draw(GLYPHS.0, 0, GLYPHS.1),
-        folder => idx::read(Path::new(folder), 0.1, CLASSES)?,
+        folder => idx::read(Path::new(folder), 0.1, Some(CLASSES))?,
     };
     ensure!(!dataset.evaluation.is_empty(), "{source} has no test samples");
     let (all, tests) = (Arc::new(dataset.train.clone()), dataset.evaluation.clone());
@@ -99,7 +99,7 @@ fn main() -> anyhow::Result<()> {
 fn swept(dataset: &Dataset) -> Dataset {
     let all = &dataset.train;
     let kept = all.len() - all.len() / HELD_OUT;
-    let part = |pixels: &[u8], labels: &[u8]| Samples::new(all.shape(), CLASSES, pixels.to_vec(), labels.to_vec());
+    let part = |pixels: &[u8], labels: &[u32]| Samples::new(all.shape(), CLASSES, pixels.to_vec(), labels.to_vec());
     let (first, last) = all.pixels().split_at(kept * all.shape().bytes());
     let (first_labels, last_labels) = all.labels().split_at(kept);
     Dataset { train: part(first, first_labels), evaluation: part(last, last_labels) }

@@ -2,6 +2,7 @@
 //! nothing of other workers.
 
 pub(crate) mod baseline;
+pub(crate) mod dataset;
 pub(crate) mod devices;
 pub(crate) mod fingerprint;
 pub(crate) mod gradients;

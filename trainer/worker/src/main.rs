@@ -7,6 +7,7 @@ mod communication;
 mod compute;
 mod coordinator;
 mod failure;
+mod glyphs;
 mod grace;
 mod kubernetes_store;
 mod lines;
@@ -22,10 +23,9 @@ mod summary;
 mod training;
 mod worker;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use lockstep_data::{glyphs, idx};
 use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay, StandardError};
 use tracing::{error, info};
 
@@ -51,18 +51,8 @@ enum Role {
     Checkpoints(checkpoints::Action),
     /// Print the layers of a model and what they cost.
     Summary(summary::Arguments),
-    /// Draw glyphs and write them as IDX files, for tests and data images.
-    Glyphs {
-        /// The number of glyphs, for training and evaluation together.
-        #[arg(long, default_value_t = 10_000)]
-        samples: u32,
-        /// The seed of the drawing.
-        #[arg(long, default_value_t = 0)]
-        seed: u64,
-        /// The folder for the files.
-        #[arg(long)]
-        output: PathBuf,
-    },
+    /// Draw glyphs and write them in one of the formats of data sets, for tests and data images.
+    Glyphs(glyphs::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -79,7 +69,7 @@ fn main() -> ExitCode {
     match &role {
         Role::Checkpoints(action) => return checkpoints::act(action),
         Role::Summary(arguments) => return summary::print(arguments),
-        Role::Glyphs { samples, seed, output } => return write_glyphs(*samples, *seed, output),
+        Role::Glyphs(arguments) => return glyphs::write(arguments),
         Role::Worker | Role::Coordinator => {}
     }
     let lookup = |name: &'static str| std::env::var(name).ok();
@@ -111,18 +101,6 @@ fn run(role: &Role, launch: &Launch, replay: Option<&Replay>) -> Result<Ending, 
     match role {
         Role::Worker => worker::work(launch, replay),
         Role::Coordinator => coordinator::coordinate(launch),
-        Role::Checkpoints(_) | Role::Glyphs { .. } | Role::Summary(_) => unreachable!("this role reads no orders"),
-    }
-}
-
-/// Writes all glyphs as one pair of files. A job splits them by `dataset.evaluationFraction`.
-fn write_glyphs(samples: u32, seed: u64, output: &std::path::Path) -> ExitCode {
-    let drawn = glyphs::draw(samples as usize, seed, 0.0);
-    match idx::write(output, idx::Part::Train, &drawn.train) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            error!(%problem, "glyphs not written");
-            ExitCode::FAILURE
-        }
+        Role::Checkpoints(_) | Role::Glyphs(_) | Role::Summary(_) => unreachable!("this role reads no orders"),
     }
 }

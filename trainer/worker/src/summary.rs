@@ -10,7 +10,7 @@ use lockstep_nn::{Network, Summary, models};
 use serde::Serialize;
 
 use crate::{
-    compute::{model, recipe::Recipe},
+    compute::{dataset, model, recipe::Recipe},
     failure::Failure,
 };
 
@@ -91,13 +91,13 @@ fn named(name: &str) -> Result<Report, Failure> {
 
 fn of_workload(workload: &str) -> Result<Report, Failure> {
     let mut workload: Workload = serde_json::from_str(workload).map_err(Failure::fatal)?;
-    if workload.dataset.format == DatasetFormat::Glyphs {
-        // Only the shape of a glyph matters.
+    if matches!(workload.dataset.format, DatasetFormat::Glyphs | DatasetFormat::Synthetic) {
+        // Only the shape of a sample matters.
         workload.dataset.samples = 10;
     }
     let training = workload.training.clone();
     (workload.training.global_batch_size, workload.training.batch_size_schedule) = (1, Vec::new());
-    let network = model::network(&workload, &model::dataset(&workload)?)?;
+    let network = model::network(&workload, &dataset::open(&workload)?)?;
     let ModelSpec { name, .. } = workload.model;
     Ok(report(name.map_or("own layers", |name| name.as_str()).to_owned(), &network, &training))
 }

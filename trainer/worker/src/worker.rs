@@ -12,7 +12,7 @@ use tracing::info;
 
 use crate::{
     benchmark,
-    compute::{memory, model, recipe::Recipe, training_state::TrainingState},
+    compute::{dataset, memory, model, recipe::Recipe, training_state::TrainingState},
     failure::Failure,
     membership::{catchup::receive::until_member, session::Session},
     progress::metrics::Metrics,
@@ -69,7 +69,7 @@ impl Process<'_> {
     fn train(&self, workload: &Workload, replay: Option<&Replay>) -> Result<Ending, Failure> {
         let Self { launch, metrics, stop, ready } = self;
         storage::check_variables(launch)?;
-        let dataset = model::dataset(workload)?;
+        let dataset = dataset::open(workload)?;
         let network = model::network(workload, &dataset)?;
         let last_step = replay.and_then(|replay| replay.last_step);
         let recipe = Recipe::new(&workload.training, &network, dataset.train.len() as u64, last_step);

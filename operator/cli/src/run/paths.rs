@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use lockstep_launch::{DatasetFormat, DatasetSpec, InvalidField};
+use lockstep_launch::{DatasetSpec, InvalidField};
 
 const SCHEME: &str = "file://";
 
 /// Returns the data set's URI on this machine; `mounts` are the template's mount paths. Returns
 /// `None` for a data set without a folder.
 pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<Option<String>, InvalidField> {
-    if dataset.format == DatasetFormat::Glyphs {
+    if !dataset.format.is_in_files() {
         return Ok(None);
     }
     let Some(uri) = &dataset.uri else { return Ok(None) };
@@ -31,8 +31,9 @@ pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<O
 
 /// Returns the URI of a folder given with `--data`.
 pub(crate) fn data_uri(dataset: &DatasetSpec, folder: &Path) -> anyhow::Result<String> {
-    if dataset.format == DatasetFormat::Glyphs {
-        bail!("--data {}: data set format glyphs reads no files; leave it out", folder.display());
+    if !dataset.format.is_in_files() {
+        let format = dataset.format.as_str();
+        bail!("--data {}: data set format {format} reads no files; leave it out", folder.display());
     }
     let found = folder.canonicalize().with_context(|| format!("--data {}", folder.display()))?;
     if !found.is_dir() {

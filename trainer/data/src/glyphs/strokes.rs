@@ -1,7 +1,7 @@
 //! The digits as cubic Bézier curves in a unit square, y downwards, in the variants that people
 //! write.
 
-use super::random::Random;
+use crate::random::Random;
 
 type Point = (f32, f32);
 type Curve = [Point; 4];
@@ -10,7 +10,7 @@ type Curve = [Point; 4];
 ///
 /// # Panics
 /// When `digit` is above 9.
-pub(super) fn of(digit: u8, random: &mut Random) -> Vec<Curve> {
+pub(super) fn of(digit: u32, random: &mut Random) -> Vec<Curve> {
     let [seldom, often] = [random.one_in(4), random.one_in(2)];
     match digit {
         0 if seldom => join(oval((0.5, 0.5), 0.36, 0.5), [line((0.72, 0.2), (0.28, 0.8))]),

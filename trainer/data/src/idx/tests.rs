@@ -34,7 +34,7 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
 }
 
 fn error(files: &[(&str, &[u8])]) -> DataError {
-    read(folder(files).path(), 0.1, 10).expect_err("refused")
+    read(folder(files).path(), 0.1, Some(10)).expect_err("refused")
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn one_pair_of_either_name_is_split() {
     for part in ["train", "t10k"] {
         let names = [IMAGES, LABELS].map(|name| name.replace("t10k", part));
         let files = folder(&[(&names[0], &images(10, 2, 3)), (&names[1], &labels(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]))]);
-        let Dataset { train, evaluation } = read(files.path(), 0.3, 10).expect("whole");
+        let Dataset { train, evaluation } = read(files.path(), 0.3, Some(10)).expect("whole");
         assert_eq!((train.labels(), evaluation.labels()), (&[0, 1, 2, 3, 4, 5, 6][..], &[7, 8, 9][..]));
         assert_eq!(train.shape(), Shape { channels: 1, height: 2, width: 3 });
         assert_eq!(evaluation.image(0), [42, 43, 44, 45, 46, 47]);
@@ -57,7 +57,7 @@ fn both_pairs_are_taken_as_they_are() {
         (IMAGES, &images(2, 1, 1)),
         (LABELS, &labels(&[5, 6])),
     ]);
-    let Dataset { train, evaluation } = read(files.path(), 0.5, 10).expect("whole");
+    let Dataset { train, evaluation } = read(files.path(), 0.5, Some(10)).expect("whole");
     assert_eq!((train.labels(), evaluation.labels()), (&[1, 2, 3, 4][..], &[5, 6][..]));
 }
 
@@ -73,7 +73,7 @@ fn compression_is_told_by_content_and_names_may_have_a_dot() {
     ];
     for (image_name, image_bytes, label_name, label_bytes) in cases {
         let files = folder(&[(image_name, image_bytes), (label_name, label_bytes)]);
-        assert_eq!(read(files.path(), 0.0, 10).expect("whole").train.labels(), [3, 4], "{image_name}");
+        assert_eq!(read(files.path(), 0.0, Some(10)).expect("whole").train.labels(), [3, 4], "{image_name}");
     }
 }
 
@@ -84,10 +84,11 @@ fn each_kind_of_damage_is_named_with_what_was_found_and_what_is_accepted() {
     let cut = |bytes: &[u8]| bytes[..bytes.len() - 1].to_vec();
     let mut flipped = gzip(&good_images);
     *flipped.last_mut().expect("not empty") ^= 1;
-    let image_cases: [(Vec<u8>, &[&str]); 14] = [
+    let image_cases: [(Vec<u8>, &[&str]); 15] = [
         (cut(&good_images), &[IMAGES, "expected 28 bytes", "found 27"]),
         (cut(&gzip(&good_images)), &[IMAGES, "corrupt gzip"]),
         (vec![], &["expected 16 bytes", "found 0"]),
+        (header(4, &[1, 2000, 1, 1]), &["channels is 2000", "1 to 1024"]),
         (gzip(&cut(&good_images)), &["expected 28 bytes", "found 27"]),
         (more(&good_images), &["goes on after the 28 bytes"]),
         (gzip(&more(&good_images)), &["goes on after the 28 bytes"]),
@@ -120,7 +121,7 @@ fn a_gzip_bomb_is_read_no_further_than_its_header_promises() {
 #[test]
 fn missing_files_are_listed_by_name() {
     let missing = tempfile::tempdir().expect("a folder").path().join("nowhere");
-    let text = read(&missing, 0.1, 10).expect_err("missing").to_string();
+    let text = read(&missing, 0.1, Some(10)).expect_err("missing").to_string();
     assert!(text.contains("nowhere does not exist") && text.contains("spec.dataset.uri"), "{text}");
     let text = error(&[("readme", b"")]).to_string();
     for name in ["train-images-idx3-ubyte", "train-labels.idx1-ubyte", IMAGES, LABELS, ".gz"] {
@@ -141,13 +142,13 @@ fn training_and_test_images_of_different_sizes_are_refused() {
         (LABELS, &labels(&[5])),
     ])
     .to_string();
-    assert!(text.contains("2×3 pixels") && text.contains("of 3×2"), "{text}");
+    assert!(text.contains("images of 1×2×3") && text.contains("of 1×3×2"), "{text}");
 }
 
 #[test]
 fn a_share_outside_its_range_is_refused() {
     for fraction in [-0.1, 0.91, f64::NAN] {
-        let text = read(Path::new("."), fraction, 10).expect_err("refused").to_string();
+        let text = read(Path::new("."), fraction, Some(10)).expect_err("refused").to_string();
         assert!(text.contains("evaluationFraction") && text.contains("0 to 0.9"), "{text}");
     }
 }
@@ -159,7 +160,7 @@ fn what_is_written_is_read_back_and_written_the_same_again() {
     for folder in &folders {
         write(folder.path(), Part::Train, &drawn.train).expect("written");
         write(folder.path(), Part::Evaluation, &drawn.evaluation).expect("written");
-        assert_eq!(read(folder.path(), 0.5, 10).expect("whole"), drawn);
+        assert_eq!(read(folder.path(), 0.5, Some(10)).expect("whole"), drawn);
     }
     for name in [IMAGES, LABELS] {
         let bytes = folders.each_ref().map(|folder| fs::read(folder.path().join(format!("{name}.gz"))).expect("there"));
@@ -185,14 +186,41 @@ fn storage_that_does_not_answer_is_no_reason_to_take_files_for_missing() {
     for (name, target) in [(IMAGES, IMAGES), ("train-images-idx3-ubyte.gz", "/proc/self/mem")] {
         let files = whole();
         std::os::unix::fs::symlink(target, files.path().join(name)).expect("a link");
-        let error = read(files.path(), 0.0, 10).expect_err("refused");
+        let error = read(files.path(), 0.0, Some(10)).expect_err("refused");
         assert!(matches!(&error, DataError::Read { path, .. } if path.ends_with(name)) && error.passes(), "{error}");
     }
 }
 
 #[test]
 fn what_is_wrong_with_the_files_themselves_stays_wrong() {
-    let missing = read(Path::new("/nowhere"), 0.0, 10).expect_err("refused");
+    let missing = read(Path::new("/nowhere"), 0.0, Some(10)).expect_err("refused");
     let damaged = error(&[(IMAGES, b"no IDX"), (LABELS, &labels(&[1]))]);
     assert!([missing, damaged].iter().all(|error| !error.passes()));
+}
+
+#[test]
+fn images_may_have_channels_and_labels_more_than_eight_bits() {
+    let shape = Shape { channels: 3, height: 2, width: 2 };
+    let samples = Samples::new(shape, 1000, (0..36).collect(), vec![999, 0, 256]);
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path(), Part::Train, &samples).expect("written");
+    let Dataset { train, evaluation } = read(folder.path(), 0.0, None).expect("whole");
+    assert!(evaluation.is_empty());
+    assert_eq!(train, samples);
+    let text = read(folder.path(), 0.0, Some(10)).expect_err("refused").to_string();
+    assert!(text.contains("label 0 is 999, accepted are 0 to 9") && text.contains("idx1-int"), "{text}");
+}
+
+#[test]
+fn a_label_of_sixteen_bits_is_signed() {
+    let mut short = header(1, &[2]);
+    short[2] = 0x0B;
+    short.extend([0x01, 0x2C, 0xFF, 0xFE]);
+    let files = [("train-images-idx3-ubyte", &images(2, 1, 1)[..]), ("train-labels-idx1-short", &short)];
+    let text = read(folder(&files).path(), 0.0, None).expect_err("refused").to_string();
+    assert!(text.contains("label 1 is -2, accepted are 0 to 65535"), "{text}");
+    let good = [&short[..8], &[0x01, 0x2C, 0, 7]].concat();
+    let files = [files[0], ("train-labels-idx1-short", &good)];
+    let train = read(folder(&files).path(), 0.0, None).expect("whole").train;
+    assert_eq!((train.labels(), train.classes()), (&[300, 7][..], 301));
 }

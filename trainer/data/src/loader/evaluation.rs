@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use super::{Batch, fill};
-use crate::{Samples, Tally, normalise::levels};
+use crate::{Samples, Tally};
 
 /// A run of samples in order, in micro-batches of one buffer.
 #[derive(Debug)]
@@ -9,7 +9,6 @@ pub struct Evaluation<'a> {
     samples: &'a Samples,
     left: Range<u64>,
     micro_batch: usize,
-    levels: [f32; 256],
     batch: Batch,
 }
 
@@ -29,7 +28,7 @@ impl<'a> Evaluation<'a> {
             taken: Tally::default(),
             home: None,
         };
-        Self { samples, left: run, micro_batch, levels: levels(), batch }
+        Self { samples, left: run, micro_batch, batch }
     }
 
     /// The next micro-batch; `None` after the last.
@@ -38,8 +37,8 @@ impl<'a> Evaluation<'a> {
             return None;
         }
         let last = self.left.end.min(self.left.start + self.micro_batch as u64);
-        let ids = (self.left.start..last).map(|id| id as usize);
-        self.batch.taken = fill(self.samples, &self.levels, ids, &mut self.batch.images, &mut self.batch.labels);
+        let ids: Vec<u64> = (self.left.start..last).collect();
+        self.batch.taken = fill(self.samples, &ids, None, &mut self.batch.images, &mut self.batch.labels);
         self.left.start = last;
         Some(&self.batch)
     }

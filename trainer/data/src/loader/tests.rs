@@ -3,14 +3,14 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Shape;
+use crate::{Normalise, Shape};
 
 const SHARDS: u32 = 64;
 
 /// Samples of two pixels, whose first pixel and label tell the index.
 fn samples(len: usize) -> Arc<Samples> {
     let pixels = (0..len).flat_map(|index| [index as u8, 255]).collect();
-    let labels = (0..len).map(|index| (index / 256) as u8).collect();
+    let labels = (0..len).map(|index| (index / 256) as u32).collect();
     Arc::new(Samples::new(Shape { channels: 1, height: 1, width: 2 }, 256, pixels, labels))
 }
 
@@ -23,6 +23,11 @@ fn order(samples: &Samples, rank: u32, world: u32, global_batch: u64, micro_batc
     let seat = Seat::new(rank, world, SHARDS);
     let batches = Batches::constant(samples.len() as u64, global_batch);
     Order { seed: 5, batches, micro_batch, seat, first_step: 0, steps: 1, whole_shards: false }
+}
+
+/// The normalised value of each grey level.
+fn levels() -> [f32; 256] {
+    Normalise::by_default(1).levels()[0]
 }
 
 /// The samples of each step, micro-batch sizes checked on the way.

@@ -148,8 +148,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        compute::model,
-        compute::{payload::Payload, trained::Trained},
+        compute::{dataset, model, payload::Payload, trained::Trained},
         step::step_sync::numbers::{Sums, Told, slots},
     };
 
@@ -163,7 +162,7 @@ mod tests {
             "checkpoint": {"uri": "file:///checkpoints"},
         }))
         .expect("a workload");
-        let dataset = model::dataset(&workload).expect("glyphs");
+        let dataset = dataset::open(&workload).expect("glyphs");
         let network = model::network(&workload, &dataset).expect("a network");
         let make = || {
             let ready_order = network.table().ready_order();

@@ -66,14 +66,12 @@ impl Needs {
         let outputs = summary.activation_bytes(1);
         // Each output has a gradient of the same size.
         let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
-        let pixels = dataset.train.shape().bytes() as u64;
-        let samples = [&dataset.train, &dataset.evaluation].map(|samples| samples.len() as u64 * pixels);
         Self {
             weights,
             gradients: weights,
             optimizer: summary.optimizer_bytes(&recipe.optimizer) as u64 * devices,
             activations: a_sample * recipe.micro_batch as u64 * devices,
-            samples: samples.iter().sum(),
+            samples: dataset.train.memory_bytes() + dataset.evaluation.memory_bytes(),
             workers,
         }
     }

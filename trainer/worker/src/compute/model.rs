@@ -1,47 +1,13 @@
-//! The network and the samples that a workload names.
+//! The network that a workload names.
 
-use std::path::Path;
-
-use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
-use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
+use lockstep_data::Dataset;
+use lockstep_launch::{ModelSpec, Workload};
 use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Shape, layers::SoftmaxCrossEntropy, models};
 
-use crate::{failure::Failure, storage::retry::warned_of};
+use crate::failure::Failure;
 
-/// The classes of the data sets that can be read so far.
-const CLASSES: usize = 10;
 /// The kinds of layers that have no settings.
 const WITHOUT_SETTINGS: [&str; 7] = ["globalAveragePool", "relu", "gelu", "silu", "tanh", "sigmoid", "flatten"];
-
-/// Reads or draws the samples, and checks that they fill the global batch.
-pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
-    let Workload { dataset, training, .. } = workload;
-    let samples = match dataset.format {
-        DatasetFormat::Idx => {
-            let uri = dataset.uri.as_deref().unwrap_or_default();
-            warned_of(uri, || idx::read(path(uri), dataset.evaluation_fraction, CLASSES))
-                .map_err(|error| unread(uri, &error))?
-        }
-        DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
-    };
-    for (field, global_batch) in batch_sizes(training) {
-        check_global_batch(&field, samples.train.len() as u64, global_batch).map_err(Failure::fatal)?;
-    }
-    Ok(samples)
-}
-
-/// Returns each global batch with its field.
-fn batch_sizes(training: &Training) -> impl Iterator<Item = (String, u64)> {
-    training.batch_sizes().enumerate().map(|(number, size)| match number.checked_sub(1) {
-        None => ("spec.training.globalBatchSize".to_owned(), size.into()),
-        Some(change) => (format!("spec.training.batchSizeSchedule[{change}].globalBatchSize"), size.into()),
-    })
-}
-
-fn unread(uri: &str, error: &DataError) -> Failure {
-    let problem = format!("spec.dataset.uri: {uri}: {error}");
-    if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
-}
 
 /// Returns the network of a workload, for the samples and the classes of its data set.
 pub(crate) fn network(workload: &Workload, dataset: &Dataset) -> Result<Network, Failure> {
@@ -105,11 +71,6 @@ fn without_empty_settings(layer: serde_json::Value) -> serde_json::Value {
         Value::Array(layers) => Value::Array(layers.into_iter().map(without_empty_settings).collect()),
         other => other,
     }
-}
-
-/// Returns the path in a checked `file://` URI.
-fn path(uri: &str) -> &Path {
-    Path::new(uri.strip_prefix("file://").unwrap_or(uri))
 }
 
 #[cfg(test)]
