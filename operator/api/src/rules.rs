@@ -2,7 +2,7 @@
 //! breaks one. For manifests that never reach an API server, `Task::check` and `ValidJob` repeat
 //! the rules that do not compare with an older object.
 
-use lockstep_launch::{MIN_SHARDS, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN};
+use lockstep_launch::{NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, SHARDS};
 
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
@@ -35,7 +35,7 @@ pub(crate) const NAME_ACCEPTED: &str =
 /// The accepted values if gradients are added as a tree of shards. Every worker has at least one
 /// shard.
 pub(crate) fn canonical_accepted() -> String {
-    format!("canonicalTree takes up to {MIN_SHARDS} replicas; take fewer, or leave it out")
+    format!("canonicalTree takes up to {SHARDS} replicas; take fewer, or leave it out")
 }
 
 /// Rules over the whole object.
@@ -130,7 +130,7 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
         Rule {
             rule: format!(
                 "self.communication.algorithm != 'canonicalTree' || \
-                 (has(self.elastic) ? self.elastic.maxReplicas : self.replicas) <= {MIN_SHARDS}"
+                 (has(self.elastic) ? self.elastic.maxReplicas : self.replicas) <= {SHARDS}"
             ),
             message: format!("spec.communication.algorithm: {}", canonical_accepted()),
             field: Some(".communication.algorithm"),

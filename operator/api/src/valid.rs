@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, MIN_SHARDS, Task, Training, Workload};
+use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, SHARDS, Task, Training, Workload};
 use serde_json::Value;
 
 use crate::{
@@ -93,7 +93,7 @@ impl ValidJob {
         let elastic = elastic.unwrap_or(Elastic::fixed(replicas));
         wrong.extend(check_elastic(elastic, replicas));
         let algorithm = spec.communication.algorithm;
-        if algorithm == CommunicationAlgorithm::CanonicalTree && elastic.max_replicas > MIN_SHARDS {
+        if algorithm == CommunicationAlgorithm::CanonicalTree && elastic.max_replicas > SHARDS {
             wrong.push(InvalidField::new("spec.communication.algorithm", algorithm, canonical_accepted()));
         }
         match (NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS), task) {
@@ -141,6 +141,15 @@ impl ValidJob {
         let object: TrainingJob = serde_json::from_value(without_nulls(manifest))
             .map_err(|error| vec![InvalidField::new("manifest", "not readable", error)])?;
         Self::from_object(&object)
+    }
+
+    /// Returns what is likely to disappoint although it is valid. Each says what to change.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        match &self.task {
+            Task::Train(workload) => workload.warnings(self.elastic.max_replicas),
+            Task::Benchmark { .. } => Vec::new(),
+        }
     }
 
     /// The seconds that a process has to end before it is killed, if the template gives them.

@@ -34,6 +34,20 @@ fn every_example_is_valid() {
 }
 
 #[test]
+fn a_valid_manifest_that_will_disappoint_gets_a_warning() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let file = place.path().join("small.yaml");
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/resnet20.yaml");
+    let text = fs::read_to_string(example).expect("the example").replace("globalBatchSize: 512", "globalBatchSize: 8");
+    fs::write(&file, text).expect("written");
+    let output = lockstep(&["validate", &file.display().to_string()]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("warning: spec.training.globalBatchSize: 8: batch norms compute over 4 samples"), "{said}");
+    assert!(said.contains("valid: TrainingJob resnet20"), "{said}");
+}
+
+#[test]
 fn every_problem_of_every_file_is_a_line() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let file = place.path().join("bad.yaml");

@@ -30,6 +30,12 @@ impl Training {
         self.batch_sizes().fold(self.global_batch_size, u32::max)
     }
 
+    /// Returns the smallest global batch of the run.
+    #[must_use]
+    pub fn smallest_batch_size(&self) -> u32 {
+        self.batch_sizes().fold(self.global_batch_size, u32::min)
+    }
+
     /// Checks that the changes are in the order of their epochs.
     pub(crate) fn check_batch_sizes(&self) -> Result<(), InvalidField> {
         let epochs: Vec<u32> = self.batch_size_schedule.iter().map(|change| change.epoch).collect();

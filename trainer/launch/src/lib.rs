@@ -34,6 +34,7 @@ pub mod optimization;
 mod progress;
 pub mod readiness;
 mod replay;
+mod shards;
 mod state_comparison;
 mod task;
 pub mod training_group;
@@ -62,9 +63,8 @@ pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
 pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, Straggler};
 pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
+pub use shards::SHARDS;
 pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
-pub use workload::{
-    CheckpointSpec, MIN_SHARDS, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload,
-};
+pub use workload::{CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload};

@@ -11,10 +11,6 @@ use crate::{
     optimization::{Decay, LearningRateSchedule, Optimizer},
 };
 
-/// Fewest virtual shards of a global batch. A job with more workers has a shard for each. The
-/// number stays the same when the world size changes. With several devices a worker, it is
-/// multiplied by the devices.
-pub const MIN_SHARDS: u32 = 64;
 /// Refusal of canonicalTree for workers with several devices.
 pub const NO_TREE_OF_DEVICES: &str = "1 with spec.communication.algorithm canonicalTree; leave one of them out";
 

@@ -10,7 +10,7 @@ use std::{
 
 use kube::Client;
 use lockstep_elastic::{Digest, FileStore, Notice, Outcome, StoreError, coordinate as run, coordinator::Config};
-use lockstep_launch::{Departure, Ending, GroupChange, Launch, MIN_SHARDS, Progress, RecordStore, names};
+use lockstep_launch::{Departure, Ending, GroupChange, Launch, Progress, RecordStore, names};
 use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
@@ -62,7 +62,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         members: (0..launch.elastic.max_replicas).map(|index| names::worker(&launch.job.name, index)).collect(),
         replicas: launch.replicas as usize,
         least: launch.elastic.min_replicas as usize,
-        shards: MIN_SHARDS.max(launch.elastic.max_replicas),
+        shards: launch.task.shards(launch.elastic.max_replicas),
         // The rest of the grace is for the coordinator's last words.
         drain_limit: Duration::from_secs(launch.grace_seconds.into()) * 2 / 3,
     };

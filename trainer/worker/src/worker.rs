@@ -6,9 +6,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_data::Dataset;
 use lockstep_elastic::{Admission, Digest, HeldState, Sampler};
-use lockstep_launch::{Benchmark, Collectives, Communication, Ending, Launch, MIN_SHARDS, Replay, Task, Workload};
+use lockstep_launch::{Benchmark, Collectives, Communication, Ending, Launch, Replay, Task, Workload};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     benchmark,
@@ -76,7 +76,10 @@ impl Process<'_> {
         memory::check(launch, workload, &recipe, &network, &dataset)?;
         let data = Digest::from_bytes(dataset.fingerprint());
         let storage = Storage::open(launch, workload, data)?;
-        let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
+        let shards = launch.task.shards(launch.elastic.max_replicas);
+        for warning in workload.warnings(launch.elastic.max_replicas) {
+            warn!("{warning}");
+        }
         // A rank's speed by itself depends on its share of a step; it is measured for the first
         // group.
         let Some(first) = device_seats(workload, 0, launch.replicas, shards).next() else {

@@ -173,6 +173,7 @@ impl LocalRun {
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let LocalRun { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
+        job.warnings().iter().for_each(|warning| display.note(&format!("warning: {warning}")));
         self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
         let finish = self.supervise(&display, &mut signals, &mut reports).await?;

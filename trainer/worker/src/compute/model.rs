@@ -78,6 +78,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::compute::recipe::computes_over_shards;
 
     const DIGITS: Shape = Shape::image(1, 28, 28);
 
@@ -91,6 +92,7 @@ mod tests {
             let spec: ModelSpec = serde_json::from_value(json!({"name": model.name})).expect(model.name);
             let network = network_on(&spec, model.input, model.classes).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(network.classes(), model.classes, "{}", model.name);
+            assert_eq!(computes_over_shards(&network), spec.computes_over_the_batch(), "{}", model.name);
         }
     }
 

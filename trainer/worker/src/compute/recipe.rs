@@ -82,7 +82,7 @@ fn batches(training: &Training, samples: u64) -> Batches {
 }
 
 /// Returns true if a layer keeps statistics of the batch: it computes them over each virtual shard.
-fn computes_over_shards(network: &Network) -> bool {
+pub(crate) fn computes_over_shards(network: &Network) -> bool {
     network.table().parameters().iter().any(|parameter| !parameter.role.is_trained())
 }
 
