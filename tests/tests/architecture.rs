@@ -134,3 +134,30 @@ fn programs_contain_no_folder_of_the_machine_that_built_them() {
     let called = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert_eq!(called, "main.rs --remap-path-prefix /home/builder/cargo/registry/src=registry");
 }
+
+/// Words that only one folder of the worker may use: what is trained stands behind a trait.
+const ONLY_IN_NETWORKS: [&str; 3] = ["Cpu", "Replica", "lockstep_nn::Device"];
+
+#[test]
+fn only_the_workers_networks_know_replicas_and_their_devices() {
+    let source = root().join("trainer/worker/src");
+    let mut folders = vec![source.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the worker") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let inside = path.strip_prefix(&source).expect("below the worker");
+            if inside.starts_with("networks") || inside == Path::new("networks.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let words: BTreeSet<&str> =
+                text.split(|letter: char| !(letter.is_alphanumeric() || "_:".contains(letter))).collect();
+            let found = ONLY_IN_NETWORKS.into_iter().find(|word| words.contains(word));
+            assert!(found.is_none(), "{} names {}", inside.display(), found.unwrap_or_default());
+        }
+    }
+}

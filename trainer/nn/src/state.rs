@@ -274,7 +274,7 @@ impl<D: Device> Replica<D> {
 
     /// The digest of a state of this network, to which its blocks are to be added.
     pub fn begin_digest(&self) -> StateDigest {
-        StateDigest::of(&self.tensor_shapes())
+        StateDigest::of(self.tensor_shapes().iter().map(|(name, shape)| (&name[..], &shape[..])))
     }
 
     /// Values of the whole state: the arenas one after another, weights first, then each slot.
@@ -341,7 +341,9 @@ pub const DIGEST_BLOCK: usize = 16 << 10;
 pub struct StateDigest(blake3::Hasher);
 
 impl StateDigest {
-    fn of(tensors: &[(String, Vec<usize>)]) -> StateDigest {
+    /// The digest of a state of these tensors, given by name and shape, to which its blocks are to
+    /// be added.
+    pub fn of<'a>(tensors: impl ExactSizeIterator<Item = (&'a str, &'a [usize])>) -> StateDigest {
         let mut hasher = blake3::Hasher::new();
         let length = |hasher: &mut blake3::Hasher, length: usize| {
             hasher.update(&(length as u64).to_le_bytes());

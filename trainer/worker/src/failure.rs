@@ -11,7 +11,7 @@ use crate::grace::Drain;
 
 /// An ending without success. It becomes an exit code and the message of the process's `Ending`.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The job cannot succeed as described. A new start would fail again.
     #[error("{0}")]
     Fatal(String),
@@ -41,17 +41,17 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Makes a failure of the job. `problem` names the field or file, the value and the remedy.
-    pub(crate) fn fatal(problem: impl ToString) -> Self {
+    pub fn fatal(problem: impl ToString) -> Self {
         Self::Fatal(problem.to_string())
     }
 
     /// Makes a failure outside the job. `cause` names it.
-    pub(crate) fn retry(cause: impl ToString) -> Self {
+    pub fn retry(cause: impl ToString) -> Self {
         Self::Retry(cause.to_string())
     }
 
     /// Makes a failure of ranks or devices whose states differ. `difference` names the place.
-    pub(crate) fn diverged(difference: impl Display) -> Self {
+    pub fn diverged(difference: impl Display) -> Self {
         Self::Diverged(format!(
             "{difference}: the memory or a processor of one of their hosts is faulty; training begins anew with the newest checkpoint, \
              which all of them held alike"

@@ -23,7 +23,7 @@ pub(crate) fn short_grace(
 
 /// The time that a process took to end after it was asked, and the time that it had.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Drain {
+pub struct Drain {
     pub took: Duration,
     pub grace_seconds: u32,
 }

@@ -15,12 +15,11 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Destination, Folder, Newest, Objects, Saved, Skipped, Snapshotter, Tensor,
-    TrainingIdentity,
+    Checkpoint, CheckpointError, Destination, Folder, Newest, Objects, OwnedTensor, Saved, Skipped, Snapshotter,
+    Tensor, TrainingIdentity,
 };
 use lockstep_elastic::Digest;
 use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, RecordStore, Workload};
-use lockstep_nn::StateTensor;
 use lockstep_objects::Home;
 use tracing::warn;
 
@@ -170,7 +169,7 @@ impl Storage {
     }
 
     /// Writes the trained weights for others to use. Returns their URI.
-    pub(crate) fn export(&self, weights: &[StateTensor], facts: &BTreeMap<String, String>) -> Result<String, Failure> {
+    pub(crate) fn export(&self, weights: &[OwnedTensor], facts: &BTreeMap<String, String>) -> Result<String, Failure> {
         let path = warned_of(&self.uri, || self.folder.export_model(MODEL_FILE, &borrowed(weights), facts));
         path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
     }
@@ -218,7 +217,7 @@ pub(crate) fn is_of_blocks(state_digest: &str) -> bool {
     state_digest.starts_with(SPELLING)
 }
 
-fn borrowed(tensors: &[StateTensor]) -> Vec<Tensor<'_>> {
+fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
     tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
 }
 

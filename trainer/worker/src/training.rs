@@ -21,7 +21,7 @@ use crate::{
     },
     saving::protocol::{Logged, Saver},
     step::{
-        rank::{CommittedStep, JobSamples, Rank},
+        rank::{CommittedStep, Rank},
         step_sync::numbers::slots,
     },
     storage::{
@@ -50,7 +50,6 @@ pub(crate) struct Run<'a> {
     workload: &'a Workload,
     replay: Option<&'a Replay>,
     storage: &'a Storage,
-    samples: JobSamples,
     /// The first step of this process.
     first_step: Once,
 }
@@ -61,9 +60,8 @@ impl<'a> Run<'a> {
         workload: &'a Workload,
         replay: Option<&'a Replay>,
         storage: &'a Storage,
-        samples: JobSamples,
     ) -> Self {
-        Self { session, workload, replay, storage, samples, first_step: Once::new() }
+        Self { session, workload, replay, storage, first_step: Once::new() }
     }
 
     fn work(&self) -> &ActivityMonitor {
@@ -109,7 +107,6 @@ impl<'a> Run<'a> {
         saver.enter(group);
         let mut ranks = self.session.form(group)?;
         copy_base(group, &mut ranks, state)?;
-        state.share_with_devices();
         self.session.membership.entered();
 
         // Numbers may not be rounded, so they travel alone if gradients are.
@@ -135,9 +132,8 @@ impl<'a> Run<'a> {
             state,
             self.session,
             seat(self.workload, group.rank, group.world, group.shards),
-            device_seats(self.workload, group.rank, group.world, group.shards),
+            device_seats(self.workload, group.rank, group.world, group.shards).collect(),
             group,
-            self.samples.clone(),
             communicator,
             agreed,
         )

@@ -4,7 +4,6 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use lockstep_data::Dataset;
 use lockstep_elastic::{Admission, Digest, HeldState, Sampler};
 use lockstep_launch::{Benchmark, Collectives, Communication, Ending, Launch, Replay, Task, Workload};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -12,15 +11,15 @@ use tracing::{info, warn};
 
 use crate::{
     benchmark,
-    compute::{dataset, memory, model, recipe::Recipe, training_state::TrainingState},
+    compute::{recipe::Recipe, training_state::TrainingState},
     failure::Failure,
     membership::{catchup::receive::until_member, session::Session},
     progress::metrics::Metrics,
     saving::protocol::Saver,
     serve::{self, Ready},
     signals::Stop,
-    step::rank::JobSamples,
     storage::{self, Storage, retry::warned_of},
+    trainee::Trainee,
     training::{Run, device_seats},
 };
 
@@ -32,15 +31,18 @@ struct Process<'a> {
     ready: Ready,
 }
 
+/// Makes what a worker trains, by its orders.
+pub(crate) type Make<'a> = dyn Fn(&Launch, &Workload) -> Result<Box<dyn Trainee>, Failure> + 'a;
+
 /// Does the whole work of a worker, or replays a part of another worker's.
-pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
+pub(crate) fn work(launch: &Launch, replay: Option<&Replay>, make: &Make<'_>) -> Result<Ending, Failure> {
     allow_connections();
     let stop = Stop::listen().map_err(|error| Failure::retry(format!("{error:#}")))?;
     let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
     let process = Process { launch, metrics, stop, ready: Ready::default() };
     process.serve_metrics()?;
     match &launch.task {
-        Task::Train(workload) => process.train(workload, replay),
+        Task::Train(workload) => process.train(workload, replay, make),
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             process.measure(collectives, communication)
         }
@@ -66,15 +68,14 @@ impl Process<'_> {
         Ok(())
     }
 
-    fn train(&self, workload: &Workload, replay: Option<&Replay>) -> Result<Ending, Failure> {
+    fn train(&self, workload: &Workload, replay: Option<&Replay>, make: &Make<'_>) -> Result<Ending, Failure> {
         let Self { launch, metrics, stop, ready } = self;
         storage::check_variables(launch)?;
-        let dataset = dataset::open(workload)?;
-        let network = model::network(workload, &dataset)?;
+        let trainee = make(launch, workload)?;
+        let samples = trainee.samples();
         let last_step = replay.and_then(|replay| replay.last_step);
-        let recipe = Recipe::new(&workload.training, &network, dataset.train.len() as u64, last_step);
-        memory::check(launch, workload, &recipe, &network, &dataset)?;
-        let data = Digest::from_bytes(dataset.fingerprint());
+        let recipe = Recipe::new(&workload.training, samples.training, last_step);
+        let data = Digest::from_bytes(trainee.fingerprint());
         let storage = Storage::open(launch, workload, data)?;
         let shards = launch.task.shards(launch.elastic.max_replicas);
         for warning in workload.warnings(launch.elastic.max_replicas) {
@@ -82,16 +83,11 @@ impl Process<'_> {
         }
         // A rank's speed by itself depends on its share of a step; it is measured for the first
         // group.
-        let Some(first) = device_seats(workload, 0, launch.replicas, shards).next() else {
-            return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
-        };
-        let devices = workload.devices_per_worker as usize;
-        let mut state = TrainingState::new(network, recipe, &storage, &dataset.train, first, devices)?;
+        let seats: Vec<_> = device_seats(workload, 0, launch.replicas, shards).collect();
+        let mut state = TrainingState::new(trainee, recipe, &storage, &seats)?;
         let held = state.held();
         let (session, admission) = Session::join(launch, metrics, stop, ready, data, held)?;
-        let Dataset { train, evaluation } = dataset;
-        let samples = JobSamples { train: Arc::new(train), held_out: Arc::new(evaluation) };
-        let run = Run::new(&session, workload, replay, &storage, samples);
+        let run = Run::new(&session, workload, replay, &storage);
         let mut saver = None;
         let ended = session.carry_out(|| {
             let group = until_member(&session, &mut state, admission)?;

@@ -1,51 +1,59 @@
 //! The speed of one rank without communication, measured before it joins the others.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use lockstep_data::{Evaluation as EvaluationLoader, Samples, Seat};
-use lockstep_nn::{Cpu, Replica};
+use lockstep_data::{Batches, Seat};
+use lockstep_elastic::ActivityMonitor;
 
 use super::recipe::Recipe;
-use crate::{communication::Baseline, failure::Failure};
+use crate::{
+    communication::Baseline,
+    failure::Failure,
+    trainee::{Shares, Trainee},
+};
 
 /// Steps that are measured; the first half warms up.
-const STEPS: u32 = 6;
+const STEPS: u64 = 6;
 
-/// Does a few steps on the rank's first samples, and drops the results. The replica keeps a bucket
-/// for each range of its ready order.
+/// Does a few steps, each of as many samples as a round of the rank's devices takes, and drops the
+/// results. The trainee keeps a bucket for each range of its ready order. `seats` are those of the
+/// rank's devices.
 pub(crate) fn measure_baseline(
-    replica: &mut Replica<Cpu>,
-    train: &Samples,
-    seat: Seat,
+    trainee: &mut dyn Trainee,
+    seats: &[Seat],
     recipe: &Recipe,
 ) -> Result<Baseline, Failure> {
-    let ready_order = replica.table().ready_order();
+    let ready_order = trainee.ready_order();
     let mut baseline = Baseline { samples_per_second: None, ready: vec![0.0; ready_order.len()] };
-    let mut loader = EvaluationLoader::new(train, seat.share(train.len() as u64), recipe.micro_batch);
-    let longest = seat.parts(recipe.batches.largest()).map(|part| part.end - part.start).max().unwrap_or_default();
-    let wanted = usize::try_from(longest).unwrap_or(usize::MAX).min(recipe.micro_batch);
-    let Some(batch) = loader.next_batch().filter(|batch| wanted > 0 && batch.len() >= wanted) else {
+    let parts = seats.iter().flat_map(|seat| seat.parts(recipe.batches.largest()));
+    let longest = parts.map(|part| part.end - part.start).max().unwrap_or_default();
+    let (devices, training) = (seats.len() as u32, trainee.samples().training);
+    let global_batch = longest.min(recipe.micro_batch as u64) * u64::from(devices);
+    if global_batch == 0 || global_batch > training {
         return Ok(baseline);
-    };
-    let pixels = batch.images.len() / batch.len();
-    let (images, labels) = (&batch.images[..wanted * pixels], &batch.labels[..wanted]);
-    replica.set_buckets(ready_order).map_err(Failure::fatal)?;
-    let (mut fastest, mut ready) = (f64::INFINITY, Vec::with_capacity(baseline.ready.len()));
-    for _ in 0..STEPS {
+    }
+    trainee.set_buckets(&ready_order)?;
+    let batches = Batches::constant(training, global_batch);
+    let seats = (0..devices).map(|device| Seat::new(device, devices, devices)).collect();
+    trainee.expect(Shares { seed: recipe.seed, batches, seats, first_step: 0, steps: STEPS })?;
+    let (work, mut fastest) = (Arc::<ActivityMonitor>::default(), 0.0);
+    let mut ready = Vec::with_capacity(baseline.ready.len());
+    for index in 0..STEPS {
+        let step = batches.step(index);
         ready.clear();
         let start = Instant::now();
-        replica.begin_step();
-        replica.micro_batch(images, labels, 1.0, true, &mut |_, gradient| {
-            drop(gradient);
+        let waited = trainee.gradients(step, &work, &mut |_, mut bucket| {
+            bucket.complete();
             ready.push(start.elapsed().as_secs_f64());
         });
-        replica.finish_step();
-        let seconds = start.elapsed().as_secs_f64();
-        if seconds < fastest {
-            fastest = seconds;
-            baseline.ready.clone_from(&ready);
+        let (waited, seconds) = (waited.as_secs_f64(), start.elapsed().as_secs_f64());
+        trainee.abandon_step();
+        let rate = step.samples as f64 / (seconds - waited);
+        if rate > fastest {
+            fastest = rate;
+            baseline.ready = ready.iter().map(|seconds| f64::max(seconds - waited, 0.0)).collect();
         }
     }
-    baseline.samples_per_second = Some(wanted as f64 / fastest);
+    baseline.samples_per_second = Some(fastest);
     Ok(baseline)
 }

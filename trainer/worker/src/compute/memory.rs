@@ -3,22 +3,24 @@
 
 use std::fmt;
 
-use lockstep_data::Dataset;
-use lockstep_launch::{Ending, Launch, MemoryLimit, RecordStore, Workload, in_words};
-use lockstep_nn::Network;
+use lockstep_launch::{Ending, Launch, MemoryLimit, RecordStore, in_words};
 
-use super::recipe::Recipe;
 use crate::failure::{Failure, leave};
 
 /// The bytes that a worker needs for its copy of the model and for its samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    pub activations: u64,
+    pub samples: u64,
+}
+
+/// The needs of all workers that share the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Needs {
-    weights: u64,
-    gradients: u64,
-    optimizer: u64,
-    activations: u64,
-    samples: u64,
-    /// The number of workers that share the memory.
+struct Shared {
+    each: Needs,
     workers: u64,
 }
 
@@ -27,16 +29,10 @@ struct Needs {
 ///
 /// # Errors
 /// Fatal: there is not enough memory for weights, gradients and optimiser.
-pub(crate) fn check(
-    launch: &Launch,
-    workload: &Workload,
-    recipe: &Recipe,
-    network: &Network,
-    dataset: &Dataset,
-) -> Result<(), Failure> {
+pub(crate) fn check(launch: &Launch, each: &Needs) -> Result<(), Failure> {
     let Some(limit) = MemoryLimit::of_this_process() else { return Ok(()) };
     let in_cluster = launch.store == RecordStore::Kubernetes;
-    let needs = Needs::of(workload, recipe, network, dataset, if in_cluster { 1 } else { launch.replicas.into() });
+    let needs = Shared { each: *each, workers: if in_cluster { 1 } else { launch.replicas.into() } };
     let words = format!("{needs}, and may have {limit}; {}", remedy(in_cluster));
     if !needs.may_fit(&limit) {
         return Err(Failure::fatal(format!("spec.model: out of memory: the model does not fit: {words}")));
@@ -59,47 +55,34 @@ const fn remedy(in_cluster: bool) -> &'static str {
 }
 
 impl Needs {
-    fn of(workload: &Workload, recipe: &Recipe, network: &Network, dataset: &Dataset, workers: u64) -> Self {
-        let summary = network.summary();
-        let devices = u64::from(workload.devices_per_worker);
-        let weights = summary.weight_bytes() as u64 * devices;
-        let outputs = summary.activation_bytes(1);
-        // Each output has a gradient of the same size.
-        let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
-        Self {
-            weights,
-            gradients: weights,
-            optimizer: summary.optimizer_bytes(&recipe.optimizer) as u64 * devices,
-            activations: a_sample * recipe.micro_batch as u64 * devices,
-            samples: dataset.train.memory_bytes() + dataset.evaluation.memory_bytes(),
-            workers,
-        }
-    }
-
     /// Returns the bytes of one worker.
-    const fn of_each(&self) -> u64 {
-        let Self { weights, gradients, optimizer, activations, samples, workers: _ } = *self;
+    const fn total(&self) -> u64 {
+        let Self { weights, gradients, optimizer, activations, samples } = *self;
         weights + gradients + optimizer + activations + samples
-    }
-
-    /// Activations are only estimated. Without the rest there is no step.
-    const fn may_fit(&self, limit: &MemoryLimit) -> bool {
-        (self.weights + self.gradients + self.optimizer) * self.workers <= limit.bytes + limit.swap
     }
 }
 
-impl fmt::Display for Needs {
+impl Shared {
+    /// Activations are only estimated. Without the rest there is no step.
+    const fn may_fit(&self, limit: &MemoryLimit) -> bool {
+        let Needs { weights, gradients, optimizer, .. } = self.each;
+        (weights + gradients + optimizer) * self.workers <= limit.bytes + limit.swap
+    }
+}
+
+impl fmt::Display for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { weights, gradients, optimizer, activations, samples, workers } = *self;
-        let each = in_words(self.of_each());
+        let Self { each: needs, workers } = *self;
+        let each = in_words(needs.total());
         match workers {
             1 => write!(f, "this worker needs about {each}")?,
             _ => write!(
                 f,
                 "{workers} workers need about {}, each {each}",
-                in_words(self.of_each().saturating_mul(workers))
+                in_words(needs.total().saturating_mul(workers))
             )?,
         }
+        let Needs { weights, gradients, optimizer, activations, samples } = needs;
         let [weights, gradients, optimizer, activations, samples] =
             [weights, gradients, optimizer, activations, samples].map(in_words);
         write!(
@@ -124,21 +107,27 @@ mod tests {
         optimizer: 325_944_000,
         activations: 4_600_000,
         samples: 7_840_000,
-        workers: 2,
     };
 
     #[test]
     fn a_model_fits_if_all_workers_of_the_host_have_room_for_a_step() {
         for (workers, bytes, fits) in [(1, 700_000_000, false), (1, 1_000_000_000, true), (2, 1_000_000_000, false)] {
-            assert_eq!(Needs { workers, ..LARGE }.may_fit(&limit(bytes)), fits, "{workers} workers, {bytes} bytes");
+            assert_eq!(
+                Shared { each: LARGE, workers }.may_fit(&limit(bytes)),
+                fits,
+                "{workers} workers, {bytes} bytes"
+            );
         }
-        assert!(LARGE.may_fit(&MemoryLimit { swap: 1 << 31, ..limit(700_000_000) }), "pages may be moved out");
+        assert!(
+            Shared { each: LARGE, workers: 2 }.may_fit(&MemoryLimit { swap: 1 << 31, ..limit(700_000_000) }),
+            "pages may be moved out"
+        );
     }
 
     #[test]
     fn each_part_of_the_needs_is_named() {
         assert_eq!(
-            LARGE.to_string(),
+            Shared { each: LARGE, workers: 2 }.to_string(),
             "2 workers need about 2.0 GB, each 990 MB (weights 326 MB, gradients 326 MB, optimiser 326 MB, \
              activations 5 MB, samples 8 MB)"
         );

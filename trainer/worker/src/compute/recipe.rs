@@ -1,15 +1,11 @@
-//! The settings of a training that stay the same from the first step to the last: batch, steps,
-//! update rule and learning rate.
+//! The settings of a training that stay the same from the first step to the last: batch, steps and
+//! learning rate.
 
-use lockstep_data::Batches;
+use lockstep_data::{Batches, check_global_batch};
 use lockstep_launch::{BatchSizeChange, Training, optimization as spec};
-use lockstep_nn::{
-    Decay, Network, Optimizer, Role, Scaling, Schedule,
-    optimizers::{AdamW, Biases, Lamb, Larc, LarcMode, Lars, Rmsprop, Sgd},
-};
+use lockstep_nn::{Decay, Scaling, Schedule};
 
-/// The term that bounds the trust ratio of LARS if gradient and decay vanish. MLPerf has none.
-const LARS_EPSILON: f32 = 0.0;
+use crate::failure::Failure;
 
 /// The settings of a training, from its seed to its learning rates.
 #[derive(Clone, Debug)]
@@ -18,10 +14,6 @@ pub(crate) struct Recipe {
     pub batches: Batches,
     pub micro_batch: usize,
     pub total_steps: u64,
-    /// True if micro-batches consist of whole virtual shards.
-    pub whole_shards: bool,
-    pub optimizer: Optimizer,
-    pub clip_norm: Option<f32>,
     pub schedule: Schedule,
     /// The peak of the schedule by the global batch, if it follows each change of that.
     rescaled: Option<Peak>,
@@ -44,20 +36,15 @@ impl Peak {
 }
 
 impl Recipe {
-    /// Returns the recipe by which a network is trained on so many samples. `last_step` ends a
-    /// replay early.
-    pub(crate) fn new(training: &Training, network: &Network, samples: u64, last_step: Option<u64>) -> Self {
+    /// Returns the recipe of a training on so many samples. `last_step` ends a replay early.
+    pub(crate) fn new(training: &Training, samples: u64, last_step: Option<u64>) -> Self {
         let batches = batches(training, samples);
         let peak = peak(&training.schedule, &training.optimizer);
         Self {
             seed: training.seed,
             batches,
-            // A share is never larger than the global batch.
-            micro_batch: training.micro_batch_size.min(training.largest_batch_size()) as usize,
+            micro_batch: micro_batch(training),
             total_steps: last_step.unwrap_or(u64::MAX).min(batches.steps_before(training.epochs.into())),
-            optimizer: optimizer(&training.optimizer, network),
-            whole_shards: computes_over_shards(network),
-            clip_norm: training.clip_gradient_norm,
             schedule: schedule(training, peak.of(training.global_batch_size.into()), &batches),
             rescaled: training.schedule.rescale.then_some(peak),
         }
@@ -81,50 +68,25 @@ fn batches(training: &Training, samples: u64) -> Batches {
     training.batch_size_schedule.iter().fold(first, changed)
 }
 
-/// Returns true if a layer keeps statistics of the batch: it computes them over each virtual shard.
-pub(crate) fn computes_over_shards(network: &Network) -> bool {
-    network.table().parameters().iter().any(|parameter| !parameter.role.is_trained())
-}
-
-fn has_norms(network: &Network) -> bool {
-    network.table().parameters().iter().any(|parameter| parameter.role == Role::Norm)
-}
-
-fn optimizer(named: &spec::Optimizer, network: &Network) -> Optimizer {
-    let biases = |named: Option<spec::Biases>| match named {
-        Some(spec::Biases::Skip) => Biases::Skip,
-        Some(spec::Biases::Trust) => Biases::Trust,
-        None if has_norms(network) => Biases::Skip,
-        None => Biases::Trust,
-    };
-    match *named {
-        spec::Optimizer::Sgd(spec::Sgd { momentum, weight_decay, nesterov }) => {
-            Optimizer::Sgd(Sgd { momentum, weight_decay, nesterov })
-        }
-        spec::Optimizer::Lars(spec::Lars { momentum, weight_decay, eta, biases: named }) => Optimizer::Lars(Lars {
-            momentum,
-            weight_decay,
-            trust_coefficient: eta,
-            epsilon: LARS_EPSILON,
-            biases: biases(named),
-        }),
-        spec::Optimizer::Larc(spec::Larc { momentum, weight_decay, eta, mode }) => {
-            let mode = match mode {
-                spec::LarcMode::Clip => LarcMode::Clip,
-                spec::LarcMode::Scale => LarcMode::Scale,
-            };
-            Optimizer::Larc(Larc { momentum, weight_decay, trust_coefficient: eta, mode, biases: biases(None) })
-        }
-        spec::Optimizer::Lamb(spec::Lamb { beta1, beta2, weight_decay, epsilon }) => {
-            Optimizer::Lamb(Lamb { betas: [beta1, beta2], weight_decay, epsilon })
-        }
-        spec::Optimizer::Adamw(spec::AdamW { beta1, beta2, weight_decay, epsilon }) => {
-            Optimizer::AdamW(AdamW { betas: [beta1, beta2], weight_decay, epsilon })
-        }
-        spec::Optimizer::Rmsprop(spec::Rmsprop { smoothing, momentum, weight_decay, epsilon }) => {
-            Optimizer::Rmsprop(Rmsprop { smoothing, momentum, weight_decay, epsilon })
-        }
+/// Checks that so many samples fill each global batch.
+///
+/// # Errors
+/// Fatal: they do not. The error names the field.
+pub(crate) fn check_batches(training: &Training, samples: u64) -> Result<(), Failure> {
+    for (number, size) in training.batch_sizes().enumerate() {
+        let field = match number.checked_sub(1) {
+            None => "spec.training.globalBatchSize".to_owned(),
+            Some(change) => format!("spec.training.batchSizeSchedule[{change}].globalBatchSize"),
+        };
+        check_global_batch(&field, samples, size.into()).map_err(Failure::fatal)?;
     }
+    Ok(())
+}
+
+/// Returns the most samples that a device takes through the model at once. A share is never larger
+/// than the global batch.
+pub(crate) fn micro_batch(training: &Training) -> usize {
+    training.micro_batch_size.min(training.largest_batch_size()) as usize
 }
 
 /// Returns the base rate, the scaling and the highest rate for a job that names none. Those of LARS
@@ -178,39 +140,12 @@ fn schedule(training: &Training, peak: f64, batches: &Batches) -> Schedule {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_nn::{Shape, models};
     use serde_json::json;
 
     use super::*;
 
     fn recipe(training: serde_json::Value) -> Recipe {
-        recipe_of(&models::lenet5(), training)
-    }
-
-    fn recipe_of(network: &Network, training: serde_json::Value) -> Recipe {
-        Recipe::new(&serde_json::from_value(training).expect("a training"), network, 60_000, None)
-    }
-
-    #[test]
-    fn lars_trusts_biases_unless_the_model_has_norm_layers() {
-        let resnet = models::resnet20(Shape::image(3, 32, 32), 10).expect("a network");
-        let biases = |network: &Network, lars| match recipe_of(network, json!({"optimizer": {"lars": lars}})).optimizer
-        {
-            Optimizer::Lars(lars) => lars.biases,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(biases(&models::lenet5(), json!({})), Biases::Trust);
-        assert_eq!(biases(&resnet, json!({})), Biases::Skip);
-        assert_eq!(biases(&resnet, json!({"biases": "trust"})), Biases::Trust);
-    }
-
-    #[test]
-    fn micro_batches_hold_whole_shards_if_a_layer_computes_over_them() {
-        let resnet = models::resnet20(Shape::image(3, 32, 32), 10).expect("a network");
-        assert_eq!(
-            [&models::lenet5(), &resnet].map(|network| recipe_of(network, json!({})).whole_shards),
-            [false, true]
-        );
+        Recipe::new(&serde_json::from_value(training).expect("a training"), 60_000, None)
     }
 
     #[test]
@@ -279,8 +214,7 @@ mod tests {
     #[test]
     fn a_replay_that_ends_early_has_the_rates_of_the_whole_run() {
         let training = serde_json::from_value(json!({"epochs": 5, "schedule": {"decay": "cosine"}})).expect("valid");
-        let [whole, part] =
-            [None, Some(100)].map(|last_step| Recipe::new(&training, &models::lenet5(), 60_000, last_step));
+        let [whole, part] = [None, Some(100)].map(|last_step| Recipe::new(&training, 60_000, last_step));
         assert_eq!((part.total_steps, part.rate(100)), (100, whole.rate(100)));
     }
 }

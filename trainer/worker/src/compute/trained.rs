@@ -1,29 +1,22 @@
-//! The loss of a step and the samples that it took: numbers that travel behind the step's
+//! The loss of a step and the samples that it took, as numbers that travel behind the step's
 //! gradients.
 
 use std::ops::Range;
 
 use lockstep_data::Tally;
 
-/// The slot into which a replica writes its loss, behind its gradients.
+use crate::trainee::Trained;
+
+/// The slot into which a trainee writes its loss, behind its gradients.
 const LOSS: usize = 0;
 const TAKEN: Range<usize> = 1..1 + Tally::SLOTS;
-
-/// The loss of a step and its samples, of one rank or of all ranks together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Trained {
-    /// The sum of the losses over the samples.
-    pub loss: f64,
-    /// The samples that were taken.
-    pub taken: Tally,
-}
 
 impl Trained {
     /// The number of slots that [`Self::put`] fills. They are the first of a step's numbers.
     pub(crate) const SLOTS: usize = TAKEN.end;
 
-    /// Takes the loss from the slots behind a replica's gradients.
-    pub(crate) fn of_replica(slots: &[f32], taken: Tally) -> Self {
+    /// Takes the loss from the slots behind a worker's gradients.
+    pub(crate) fn of_slots(slots: &[f32], taken: Tally) -> Self {
         Self { loss: f64::from(slots[LOSS]), taken }
     }
 

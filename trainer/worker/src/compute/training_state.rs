@@ -3,26 +3,27 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
-use lockstep_checkpoint::{Checkpoint, Destination, Layout, LoadRefusal};
+use lockstep_checkpoint::{Checkpoint, Destination, Layout, LoadRefusal, OwnedTensor};
 use lockstep_collective::SharedArena;
-use lockstep_data::{Batch, Loader, Samples, Seat, Step};
+use lockstep_data::{Seat, Step};
 use lockstep_elastic::{ActivityMonitor, Digest, HeldState, Sampler};
 use lockstep_launch::DamagedCheckpoint;
-use lockstep_nn::{Cpu, Device, Network, Replica, StateDigest, StateTensor, StepResult};
+use lockstep_nn::StateDigest;
 use tracing::info;
 
 use super::{
     baseline::measure_baseline,
-    devices::{Devices, gathered::GatheredBucket},
     fingerprint::Fingerprint,
-    gradients,
+    payload::Gradients,
     recipe::Recipe,
+    state_digest::{begin_digest, whole_digest},
 };
 use crate::{
     communication::{Baseline, KnownCosts},
     failure::Failure,
     lines::{Evaluation, EvaluationLine, StepLine},
     storage::{Storage, is_of_blocks, spelled},
+    trainee::{Judged, Lent, Shares, StateRange, Trained, Trainee},
 };
 
 /// The number of steps whose lines a worker remembers. It writes those that the reporting worker
@@ -33,11 +34,16 @@ const MAX_EVALUATED: usize = 64;
 
 /// The state of one worker's training, whatever group the worker belongs to.
 pub(crate) struct TrainingState {
-    replica: Replica<Cpu>,
-    devices: Devices,
+    trainee: Box<dyn Trainee>,
+    /// The tensors of its state.
+    tensors: Vec<StateRange>,
     pub recipe: Recipe,
-    /// The number of steps that the replica holds.
+    /// The number of steps that the trainee holds.
     pub step: u64,
+    /// The number of buckets of a step.
+    buckets: usize,
+    /// True if the last bucket has room for numbers behind its gradients.
+    carries_numbers: bool,
     /// False in the middle of a copy, or while a checkpoint is being loaded.
     is_whole: bool,
     /// The step of the checkpoint that was read; 0 if there was none.
@@ -58,32 +64,21 @@ pub(crate) struct TrainingState {
 
 impl TrainingState {
     /// Takes the newest state in `storage`, or the seed's first weights, and measures this worker's
-    /// speed by itself.
+    /// speed by itself. `seats` are those of its devices in the first group.
     pub(crate) fn new(
-        network: Network,
+        mut trainee: Box<dyn Trainee>,
         recipe: Recipe,
         storage: &Storage,
-        train: &Samples,
-        seat: Seat,
-        devices: usize,
+        seats: &[Seat],
     ) -> Result<Self, Failure> {
-        let make = || {
-            let ready_order = network.table().ready_order();
-            let mut replica =
-                Replica::new(Cpu::new(), network.clone(), recipe.optimizer, recipe.micro_batch, ready_order)
-                    .map_err(Failure::fatal)?;
-            replica.clip_gradients(recipe.clip_norm);
-            Ok(replica)
-        };
-        let mut replica = make()?;
-        let further = Devices::new(devices - 1, make)?;
-        let mut baseline = measure_baseline(&mut replica, train, seat, &recipe)?;
-        baseline.samples_per_second = baseline.samples_per_second.map(|rate| rate * devices as f64);
+        let baseline = measure_baseline(&mut *trainee, seats, &recipe)?;
         let mut state = Self {
-            replica,
-            devices: further,
+            tensors: trainee.tensors(),
+            trainee,
             recipe,
             step: 0,
+            buckets: baseline.ready.len(),
+            carries_numbers: false,
             is_whole: false,
             read_step: 0,
             passed_over: None,
@@ -101,14 +96,14 @@ impl TrainingState {
     /// Loads the newest state in `storage`. Without one, takes the seed's first weights.
     pub(crate) fn begin(&mut self, storage: &Storage) -> Result<(), Failure> {
         self.is_whole = false;
-        let (loaded, damaged) = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
+        let (loaded, damaged) = storage.load_newest(&mut Views { state: self, lent: Vec::new() })?;
         (self.step, self.communication) = match loaded {
             Some(Checkpoint { path, position, communication, .. }) => {
                 info!(step = position.step, path = %path.display(), "checkpoint loaded");
                 (position.step, communication)
             }
             None => {
-                self.replica.initialise(self.recipe.seed);
+                self.trainee.initialise(self.recipe.seed);
                 (0, None)
             }
         };
@@ -144,8 +139,7 @@ impl TrainingState {
 
     /// Abandons the step under way. Nothing of it may be lent out any more.
     pub(crate) fn abandon_step(&mut self) {
-        self.replica.abandon_step();
-        self.devices.abandon_step();
+        self.trainee.abandon_step();
     }
 
     /// Keeps the gradients, and `beside` elements behind them, in `arena`, which the ranks of this
@@ -154,15 +148,15 @@ impl TrainingState {
     /// generation.
     pub(crate) fn put_gradients(&mut self, arena: Option<SharedArena>, beside: usize) {
         match arena {
-            Some(arena) => self.replica.set_gradient_memory(arena),
-            None => self.replica.own_gradient_memory(beside),
+            Some(arena) => self.trainee.set_gradient_memory(Lent::new(arena)),
+            None => self.trainee.own_gradient_memory(beside),
         }
-        self.devices.tell_losses(beside > 0);
+        self.carries_numbers = beside > 0;
     }
 
     /// Replaces the state by the one that a group holds after `step`.
     pub(crate) fn take_over(&mut self, step: u64, values: &[f32]) {
-        self.replica.write_state(values);
+        self.trainee.write_state(values);
         self.step = step;
         self.forget_lines();
     }
@@ -183,83 +177,77 @@ impl TrainingState {
         Ok(())
     }
 
-    /// Copies the state of the first device to all others.
-    pub(crate) fn share_with_devices(&mut self) {
-        self.devices.take_over(&mut self.replica);
-    }
-
     /// Forgets the lines of earlier steps: they may not belong to the present state.
     fn forget_lines(&mut self) {
         self.remembered.clear();
         self.evaluated.clear();
     }
 
+    /// Gets ready for the steps of a group. `seats` are those of this worker's devices.
+    pub(crate) fn expect(&mut self, seats: Vec<Seat>) -> Result<(), Failure> {
+        let Recipe { seed, batches, total_steps, .. } = self.recipe;
+        let (first_step, steps) = (self.step, total_steps.saturating_sub(self.step));
+        self.trainee.expect(Shares { seed, batches, seats, first_step, steps })
+    }
+
+    /// Returns the next step. `None` after the last.
+    pub(crate) fn next_step(&self) -> Option<Step> {
+        let Recipe { batches, total_steps, .. } = &self.recipe;
+        (self.step < *total_steps).then(|| batches.step(self.step))
+    }
+
     /// Computes the gradients of this worker's share of a step, and hands its buckets over. Returns
-    /// how long the first device waited for samples.
+    /// how long the worker waited for samples.
     ///
     /// # Panics
     /// If the thread of a device has panicked.
     pub(crate) fn gradients(
         &mut self,
-        loaders: &mut Vec<Loader>,
         step: Step,
-        seat: Seat,
         work: &Arc<ActivityMonitor>,
-        submit: &mut dyn FnMut(usize, GatheredBucket),
+        submit: &mut dyn FnMut(usize, Gradients),
     ) -> Duration {
-        if seat.is_aligned() {
-            let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
-            let alone = &mut |bucket, gradient, taken| submit(bucket, GatheredBucket::alone(gradient, taken));
-            gradients::of_parts(&mut self.replica, loader, step, seat, self.recipe.seed, work, alone)
-        } else {
-            self.devices.gradients(&mut self.replica, loaders, step, self.recipe.seed, work, submit)
-        }
+        self.trainee.gradients(step, work, &mut |number, bucket| submit(number, Gradients::of(bucket)))
     }
 
-    /// Repeats the next step of a group with the gradients that the group summed. Only the first
-    /// device does it: the others copy its state once this worker is a member.
+    /// Repeats the next step of a group with the gradients that the group summed.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
-        self.replica.take_gradients(gradients);
-        self.replica.update(self.step + 1, self.recipe.rate(self.step + 1));
-        self.replica.finish_step();
+        self.trainee.repeat_step(gradients, self.step + 1, self.recipe.rate(self.step + 1));
         self.step += 1;
     }
 
-    /// Applies the summed gradients of the next step on all devices. The step is then done.
-    pub(crate) fn apply(&mut self) -> StepResult {
-        let result = self.devices.update(&mut self.replica, self.step + 1, self.recipe.rate(self.step + 1));
+    /// Applies the summed gradients of the next step. The step is then done.
+    pub(crate) fn apply(&mut self) -> Trained {
+        let trained = self.trainee.update(self.step + 1, self.recipe.rate(self.step + 1));
         self.step += 1;
-        result
+        trained
     }
 
-    /// Returns the summed loss, the correct answers and the number of samples of a held-out batch.
-    pub(crate) fn evaluate(&mut self, batch: &Batch) -> (f64, f64, f64) {
-        let result = self.replica.evaluate(&batch.images, &batch.labels);
-        (result.loss_sum, result.correct as f64, batch.len() as f64)
+    /// Returns the number of samples that are held out.
+    pub(crate) fn held_out(&self) -> u64 {
+        self.trainee.samples().held_out
+    }
+
+    /// Judges the state by a run of the held-out samples.
+    pub(crate) fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {
+        self.trainee.evaluate(run, work)
     }
 
     /// Returns the fingerprint of a window of the state after the newest step. It must be equal on
     /// all devices.
     pub(crate) fn fingerprint(&mut self) -> Result<Fingerprint, Failure> {
-        let checksum = self.replica.window_checksum(self.step);
-        if let Some(device) = self.devices.other_than(checksum, self.step) {
-            let step = self.step;
-            return Err(Failure::diverged(format_args!(
-                "after step {step} device {device} of a worker does not hold the weights of its device 0"
-            )));
-        }
-        Ok(Fingerprint::of(checksum))
+        self.trainee.window_checksum(self.step).map(Fingerprint::of)
     }
 
     /// Returns the fingerprint of the whole state.
     pub(crate) fn whole_fingerprint(&mut self) -> Fingerprint {
-        Fingerprint::of(self.replica.checksum())
+        Fingerprint::of(self.trainee.checksum())
     }
 
     /// Hands over these buckets from the next step on.
     pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
-        self.replica.set_buckets(buckets.to_vec()).map_err(Failure::fatal)?;
-        self.devices.set_buckets(buckets)
+        self.buckets = buckets.len();
+        self.trainee.set_buckets(buckets)
     }
 
     /// Remembers the line of the newest step, in case the reporting worker is lost before it writes
@@ -295,86 +283,102 @@ impl TrainingState {
 impl TrainingState {
     /// Returns the number of values in the state.
     pub(crate) fn state_elements(&self) -> usize {
-        self.replica.state_elements()
+        self.trainee.state_elements()
     }
 
     /// Copies the values `part` of the state to `values`.
     pub(crate) fn copy_state(&mut self, part: Range<usize>, values: &mut [f32]) {
-        self.replica.copy_state(part, values);
+        self.trainee.copy_state(part, values);
     }
 
     /// Returns the number of gradients.
     pub(crate) fn gradient_elements(&self) -> usize {
-        self.replica.table().elements()
+        self.ready_order().last().map_or(0, |last| last.end)
     }
 
     /// Copies the gradients `part` to `values`.
     pub(crate) fn copy_gradients(&mut self, part: Range<usize>, values: &mut [f32]) {
-        self.replica.copy_gradients(part, values);
+        self.trainee.copy_gradients(part, values);
     }
 
     /// Returns the ranges of the gradient arena in the order in which backward completes them.
     pub(crate) fn ready_order(&self) -> Vec<Range<usize>> {
-        self.replica.table().ready_order()
+        self.trainee.ready_order()
     }
 
     /// Returns the number of buckets of a step.
     pub(crate) fn bucket_count(&self) -> usize {
-        self.replica.buckets().len()
+        self.buckets
     }
 
     /// Returns true if the last bucket has room for numbers behind its gradients.
     pub(crate) fn carries_numbers(&self) -> bool {
-        self.replica.beside() > 0
+        self.carries_numbers
     }
 
     /// Returns the place of each tensor in a checkpoint.
     pub(crate) fn layout(&self, storage: &Storage) -> Result<Layout, Failure> {
-        let shapes = self.replica.tensor_shapes();
-        let (weights, slots) = shapes.split_at(self.replica.table().parameters().len());
-        let borrowed = |tensors| <[(String, Vec<usize>)]>::iter(tensors).map(|(name, shape)| (&name[..], &shape[..]));
-        Layout::new(borrowed(weights), borrowed(slots)).map_err(|error| storage.refused(&error))
+        let of = |slots: bool| self.tensors.iter().filter(move |tensor| tensor.is_slot == slots).map(named_shape);
+        Layout::new(of(false), of(true)).map_err(|error| storage.refused(&error))
     }
 
     /// Copies the values `part` of a tensor to `values`.
+    ///
+    /// # Panics
+    /// If the state has no such tensor.
     pub(crate) fn copy_tensor(&mut self, name: &str, part: Range<usize>, values: &mut [f32]) {
-        self.replica.copy_tensor(name, part, values);
+        let found = self.tensors.iter().find(|tensor| tensor.name == name);
+        let StateRange { elements, .. } = found.unwrap_or_else(|| panic!("the state lacks {name}"));
+        let (first, length) = (elements.start, elements.len());
+        assert!(part.end <= length, "values {part:?} of {name}, which has {length}");
+        self.trainee.copy_state(first + part.start..first + part.end, values);
     }
 
-    /// Returns the trained weights.
-    pub(crate) fn weights(&mut self) -> Vec<StateTensor> {
-        self.replica.weights()
+    /// Returns the trained model.
+    pub(crate) fn weights(&mut self) -> Vec<OwnedTensor> {
+        let Self { trainee, tensors, .. } = self;
+        let copied = |StateRange { name, shape, elements, .. }: &StateRange| {
+            let mut values = vec![0.0; elements.len()];
+            trainee.copy_state(elements.clone(), &mut values);
+            OwnedTensor { name: name.clone(), shape: shape.clone(), values }
+        };
+        tensors.iter().filter(|tensor| !tensor.is_slot).map(copied).collect()
     }
 
     /// Returns the digest of the whole state.
     pub(crate) fn digest(&mut self) -> Digest {
-        Digest::from_bytes(self.replica.digest())
+        let Self { trainee, tensors, .. } = self;
+        Digest::from_bytes(whole_digest(tensors, |elements, values| trainee.copy_state(elements, values)))
     }
 
     /// Returns the digest of a state to which no block was added yet.
     pub(crate) fn begin_digest(&self) -> StateDigest {
-        self.replica.begin_digest()
+        begin_digest(&self.tensors)
     }
 }
 
-/// The memory of a replica's state, into which a checkpoint is read.
+fn named_shape(tensor: &StateRange) -> (&str, &[usize]) {
+    (&tensor.name, &tensor.shape)
+}
+
+/// The memory of a state, into which a checkpoint is read.
 struct Views<'a> {
-    replica: &'a mut Replica<Cpu>,
-    lent: Vec<<Cpu as Device>::HostView>,
+    state: &'a mut TrainingState,
+    lent: Vec<Lent>,
 }
 
 impl Destination for Views<'_> {
     fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
-        // A checkpoint that turned out to be damaged may still hold views.
+        // A checkpoint that turned out to be damaged may still hold memory.
         self.lent.clear();
-        self.lent =
-            self.replica.state_views(layout.tensors()).map_err(|error| LoadRefusal::Misfit(error.to_string()))?;
+        let tensors: Vec<_> = layout.tensors().collect();
+        self.lent = self.state.trainee.tensor_memory(&tensors).map_err(LoadRefusal::Misfit)?;
         Ok(self.lent.iter_mut().map(AsMut::as_mut).collect())
     }
 
     fn accept(&mut self, state_digest: &str) -> Result<(), String> {
         self.lent.clear();
-        let digest = spelled(self.replica.digest());
+        let digest = spelled(*self.state.digest().as_bytes());
         if is_of_blocks(state_digest) && digest != state_digest {
             return Err(format!("its state has digest {digest}, its manifest says {state_digest}"));
         }

@@ -26,7 +26,7 @@ use std::{
 };
 
 use lockstep_collective::{Communicator, Statistics};
-use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
+use lockstep_data::{Seat, Step};
 use lockstep_elastic::{Activity, ActivityMonitor, Assignment};
 use lockstep_launch::Progress;
 use tracing::info;
@@ -36,8 +36,10 @@ use self::uncommitted::UncommittedStep;
 use crate::{
     communication::{Agreed, StepTimes, agree_anew},
     compute::{
-        devices::gathered::GatheredBucket, fingerprint::Fingerprint, payload::Payload, recipe::Recipe,
-        trained::Trained, training_state::TrainingState,
+        fingerprint::Fingerprint,
+        payload::{Gradients, Payload},
+        recipe::Recipe,
+        training_state::TrainingState,
     },
     failure::Failure,
     lines::{Evaluation, StepLine},
@@ -53,6 +55,7 @@ use crate::{
             numbers::{Told, slots},
         },
     },
+    trainee::Judged,
 };
 
 /// A link may carry nothing for this time during steps, or for a number of mean steps if that is
@@ -72,10 +75,7 @@ pub(crate) struct Rank<'a> {
     rank: usize,
     world: usize,
     generation: u64,
-    held_out: Arc<Samples>,
     communicator: Communicator<Payload>,
-    /// One loader for each device.
-    loaders: Vec<Loader>,
     catchup: CatchupSenders<'a>,
     /// The newest step, until all ranks are known to have done it.
     uncommitted: Option<UncommittedStep>,
@@ -96,13 +96,6 @@ pub(crate) struct Rank<'a> {
     checking: Duration,
 }
 
-/// The samples of a job, for training and for evaluation.
-#[derive(Clone)]
-pub(crate) struct JobSamples {
-    pub train: Arc<Samples>,
-    pub held_out: Arc<Samples>,
-}
-
 impl<'a> Rank<'a> {
     /// Takes the seat of a rank. All ranks begin with the state that `state` holds. `devices` are
     /// the seats of this rank's devices.
@@ -114,22 +107,13 @@ impl<'a> Rank<'a> {
         state: &'a mut TrainingState,
         session: &'a Session<'a>,
         seat: Seat,
-        devices: impl Iterator<Item = Seat>,
+        devices: Vec<Seat>,
         group: &Assignment,
-        samples: JobSamples,
         communicator: Communicator<Payload>,
         agreed: &Agreed,
     ) -> Result<Self, Failure> {
+        state.expect(devices)?;
         let recipe = &state.recipe;
-        let order = |seat| Order {
-            seed: recipe.seed,
-            batches: recipe.batches,
-            micro_batch: recipe.micro_batch,
-            seat,
-            first_step: state.step,
-            steps: recipe.total_steps.saturating_sub(state.step),
-            whole_shards: recipe.whole_shards,
-        };
         let (rank, world) = (communicator.rank(), communicator.world());
         let shares = shares(recipe.batches.global_batch(state.step), seat, world);
         if let Some(rate) = agreed.baseline {
@@ -140,16 +124,12 @@ impl<'a> Rank<'a> {
         let meter = Meter::new(shares, agreed.baseline);
         let times = agreed.is_open.then(|| StepTimes::of(agreed.plan.buckets().len(), agreed.measures));
         Ok(Self {
-            loaders: devices
-                .map(|seat| Loader::start(Arc::clone(&samples.train), order(seat)).map_err(Failure::retry))
-                .collect::<Result<_, _>>()?,
             state,
             session,
             seat,
             rank,
             world,
             generation: group.generation,
-            held_out: samples.held_out,
             communicator: communicator.completing(Payload::complete),
             catchup: CatchupSenders::new(session, group),
             uncommitted: None,
@@ -211,12 +191,8 @@ impl<'a> Rank<'a> {
     /// every rank has now done. `None` for the first step.
     pub(crate) fn advance(&mut self, checkpoint: CheckpointFlags) -> Result<Option<CommittedStep>, Failure> {
         let work = self.work();
-        let waiting = Instant::now();
-        let next = || self.loaders.iter_mut().map(Loader::next_step).collect::<Option<Vec<_>>>();
-        let shares = work.during(Activity::Storing, next).unwrap_or_default();
-        let own_samples = shares.iter().map(|share| share.samples).sum();
-        let Some(StepShare { step, .. }) = shares.into_iter().next() else { return self.settle() };
-        let data = waiting.elapsed();
+        let Some(step) = self.state.next_step() else { return self.settle() };
+        let share = self.seat.share(step.samples);
         let computing = Instant::now();
         self.begin_times(computing);
         let rides = self.uncommitted.as_ref().is_some_and(|uncommitted| uncommitted.rides);
@@ -232,7 +208,7 @@ impl<'a> Rank<'a> {
         };
         self.catchup.put(self.state.step + 1, self.state);
         let updating = Instant::now();
-        let result = self.state.apply();
+        let own = self.state.apply();
         let update = updating.elapsed();
         let window = self.state.fingerprint()?;
         let whole = self.whole_to_be_saved();
@@ -257,25 +233,23 @@ impl<'a> Rank<'a> {
         };
         told.put(&mut self.numbers, self.rank, self.world);
         if !carries {
-            let mut taken = Tally::default();
-            self.loaders.iter().for_each(|loader| taken += loader.taken());
-            Trained { loss: result.loss_sum, taken }.put(&mut self.numbers);
+            own.put(&mut self.numbers);
         }
         if !rides {
             self.send_numbers();
         }
-        self.count(own_samples, seconds, useful.as_secs_f64(), (data + loading).as_secs_f64());
+        self.count(share.end - share.start, seconds, useful.as_secs_f64(), loading.as_secs_f64());
         Ok(committed)
     }
 
     /// Computes the gradients of a step, and submits each bucket as soon as it is ready. The last
     /// bucket carries the numbers of the step before if these ride. Returns how long it waited for
     /// samples.
-    fn backward(&mut self, step: lockstep_data::Step, rides: bool) -> Duration {
+    fn backward(&mut self, step: Step, rides: bool) -> Duration {
         let work = self.work();
-        let Self { state, communicator, loaders, numbers, world, seat, .. } = self;
+        let Self { state, communicator, numbers, world, .. } = self;
         let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
-        let submit = &mut |bucket: usize, gradient: GatheredBucket| {
+        let submit = &mut |bucket: usize, gradient: Gradients| {
             let gradient = if carries && bucket == last {
                 gradient.carrying(if rides { mem::take(numbers) } else { vec![0.0; slots(*world)] })
             } else {
@@ -289,7 +263,7 @@ impl<'a> Rank<'a> {
                 communicator.submit(step.index, bucket, gradient);
             }
         };
-        state.gradients(loaders, step, *seat, work, submit)
+        state.gradients(step, work, submit)
     }
 
     /// Begins to time a step, while a group agrees how to sum.
@@ -366,16 +340,9 @@ impl<'a> Rank<'a> {
     pub(crate) fn evaluate(&mut self) -> Result<Option<Evaluation>, Failure> {
         let start = Instant::now();
         let mut parts = Vec::new();
-        for part in self.seat.parts(self.held_out.len() as u64) {
-            let (mut loss, mut correct, mut count) = (0.0, 0.0, 0.0);
-            let mut loader = EvaluationLoader::new(&self.held_out, part, self.state.recipe.micro_batch);
-            while let Some(batch) = self.work().during(Activity::Storing, || loader.next_batch()) {
-                let of_batch = self.state.evaluate(batch);
-                loss += of_batch.0;
-                correct += of_batch.1;
-                count += of_batch.2;
-            }
-            parts.push([loss as f32, correct as f32, count as f32]);
+        for part in self.seat.parts(self.state.held_out()) {
+            let Judged { loss, correct, samples } = self.state.evaluate(part, self.session.work());
+            parts.push([loss as f32, correct as f32, samples as f32]);
         }
         let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;

@@ -8,7 +8,7 @@ use lockstep_elastic::Activity;
 
 use super::Rank;
 use crate::{
-    compute::{fingerprint::Fingerprint, payload::Payload, trained::Trained},
+    compute::{fingerprint::Fingerprint, payload::Payload},
     failure::Failure,
     lines::StepLine,
     membership::session::Halt,
@@ -16,6 +16,7 @@ use crate::{
         efficiency::Step,
         step_sync::{checkpoint_flags::CheckpointFlags, numbers::Sums},
     },
+    trainee::Trained,
 };
 
 /// A step that this rank has done.
@@ -98,17 +99,17 @@ impl Rank<'_> {
             for completed in communicator.wait_all() {
                 let Completed { bucket, transferred, memory, .. } =
                     completed.map_err(|failed| Failure::lost(&failed.error))?;
-                let Payload::Gradient(mut gathered) = memory else {
+                let Payload::Gradient(mut gradients) = memory else {
                     unreachable!("numbers that travel alone were waited for before")
                 };
                 // The collectives of a group of one send nothing, so they did not complete it.
-                gathered.complete();
-                if let Some(carried) = gathered.carried() {
+                let ready = gradients.complete();
+                if let Some(carried) = gradients.carried() {
                     trained = Some(Trained::of_sums(&carried));
                     *numbers = carried;
                 }
                 if let Some((times, begun)) = &mut *step_times {
-                    let ready = gathered.ready().saturating_duration_since(*begun);
+                    let ready = ready.saturating_duration_since(*begun);
                     times.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
                 }
             }

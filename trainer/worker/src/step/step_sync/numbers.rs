@@ -8,10 +8,7 @@
 use std::{ops::Range, time::Duration};
 
 use super::checkpoint_flags::CheckpointFlags;
-use crate::{
-    compute::{fingerprint::Fingerprint, trained::Trained},
-    membership::session::Halt,
-};
+use crate::{compute::fingerprint::Fingerprint, membership::session::Halt, trainee::Trained};
 
 /// The number of ranks that were asked to halt for a change.
 const CHANGE: usize = Trained::SLOTS;

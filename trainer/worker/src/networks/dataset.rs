@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use lockstep_data::{
-    Augment, DataError, Dataset, Normalise, ResizedCrop, Shape, check_global_batch,
+    Augment, DataError, Dataset, Normalise, ResizedCrop, Shape,
     cifar::{self, Cifar},
     glyphs, idx, synthetic,
 };
-use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, Training, Workload};
+use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, Workload};
 
-use crate::{failure::Failure, storage::retry::warned_of};
+use crate::{compute::recipe::check_batches, failure::Failure, storage::retry::warned_of};
 
 /// The classes of random samples, unless the manifest says.
 const SYNTHETIC_CLASSES: u32 = 10;
@@ -26,9 +26,7 @@ pub(crate) fn open(workload: &Workload) -> Result<Dataset, Failure> {
         DatasetFormat::Cifar10 => of_files(dataset, |folder, held_out| cifar::read(folder, Cifar::Ten, held_out))?,
         DatasetFormat::Cifar100 => of_files(dataset, |folder, held_out| cifar::read(folder, Cifar::Hundred, held_out))?,
     };
-    for (field, global_batch) in batch_sizes(training) {
-        check_global_batch(&field, samples.train.len() as u64, global_batch).map_err(Failure::fatal)?;
-    }
+    check_batches(training, samples.train.len() as u64)?;
     let normalise = normalise(dataset, samples.train.shape()).map_err(Failure::fatal)?;
     let augment = dataset.augment.as_ref().map(augment).unwrap_or_default();
     Ok(samples.map(|part| {
@@ -38,14 +36,6 @@ pub(crate) fn open(workload: &Workload) -> Result<Dataset, Failure> {
             None => part,
         }
     }))
-}
-
-/// Returns each global batch with its field.
-fn batch_sizes(training: &Training) -> impl Iterator<Item = (String, u64)> {
-    training.batch_sizes().enumerate().map(|(number, size)| match number.checked_sub(1) {
-        None => ("spec.training.globalBatchSize".to_owned(), size.into()),
-        Some(change) => (format!("spec.training.batchSizeSchedule[{change}].globalBatchSize"), size.into()),
-    })
 }
 
 fn of_files(

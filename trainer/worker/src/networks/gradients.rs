@@ -29,7 +29,7 @@ use lockstep_elastic::{Activity, ActivityMonitor};
 use lockstep_nn::{Cpu, Device, Gradient, Replica, Values};
 
 /// A leased slice of the gradient arena.
-pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
+pub(crate) type HeldBucket = Gradient<<Cpu as Device>::HostView>;
 
 /// The part that a thread has in a worker's work.
 #[derive(Clone, Copy)]
@@ -47,7 +47,7 @@ pub(crate) fn of_share(
     step: Step,
     seed: u64,
     work: Part<'_>,
-    submit: &mut dyn FnMut(usize, Bucket, Tally),
+    submit: &mut dyn FnMut(usize, HeldBucket, Tally),
 ) -> Duration {
     begin(replica, step, seed);
     let (mut next, mut loading) = next_batch(loader, work);
@@ -72,7 +72,7 @@ pub(crate) fn of_parts(
     seat: Seat,
     seed: u64,
     work: &ActivityMonitor,
-    submit: &mut dyn FnMut(usize, Bucket, Tally),
+    submit: &mut dyn FnMut(usize, HeldBucket, Tally),
 ) -> Duration {
     begin(replica, step, seed);
     let mut loading = Duration::ZERO;
@@ -105,7 +105,7 @@ fn of_batch(
     batch: &Batch,
     step: Step,
     is_last: bool,
-    announce: &mut dyn FnMut(usize, Bucket),
+    announce: &mut dyn FnMut(usize, HeldBucket),
 ) {
     let (inputs, targets) = ([Values::F32(&batch.images)], [Values::U32(&batch.labels)]);
     let samples = lockstep_nn::Batch {

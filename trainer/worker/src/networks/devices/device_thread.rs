@@ -15,8 +15,8 @@ use lockstep_nn::{Cpu, Replica, StepResult};
 
 use super::gathered::Announced;
 use crate::{
-    compute::gradients::{self, Part},
     failure::Failure,
+    networks::gradients::{self, Part},
 };
 
 /// A task of a device's thread.

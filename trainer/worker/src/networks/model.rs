@@ -2,7 +2,7 @@
 
 use lockstep_data::Dataset;
 use lockstep_launch::{ModelSpec, Workload};
-use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Shape, layers::SoftmaxCrossEntropy, models};
+use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Role, Shape, layers::SoftmaxCrossEntropy, models};
 
 use crate::failure::Failure;
 
@@ -73,12 +73,21 @@ fn without_empty_settings(layer: serde_json::Value) -> serde_json::Value {
     }
 }
 
+/// Returns true if a layer keeps statistics of the batch: it computes them over each virtual shard.
+pub(crate) fn computes_over_shards(network: &Network) -> bool {
+    network.table().parameters().iter().any(|parameter| !parameter.role.is_trained())
+}
+
+/// Returns true if the network has norm layers.
+pub(crate) fn has_norms(network: &Network) -> bool {
+    network.table().parameters().iter().any(|parameter| parameter.role == Role::Norm)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::compute::recipe::computes_over_shards;
 
     const DIGITS: Shape = Shape::image(1, 28, 28);
 
@@ -111,6 +120,14 @@ mod tests {
             json!([first, {"batchNorm": {}}, block, {"globalAveragePool": {}}, {"flatten": {}}, {"linear": {}}]);
         let network = network_of(json!({"layers": layers})).expect("a network");
         assert_eq!(network.classes(), 10);
+    }
+
+    #[test]
+    fn only_networks_with_batch_norms_compute_over_shards() {
+        let resnet = network_of(json!({"name": "resnet20"})).expect("a network");
+        let lenet = network_of(json!({"name": "lenet5"})).expect("a network");
+        assert_eq!([&resnet, &lenet].map(computes_over_shards), [true, false]);
+        assert_eq!([&resnet, &lenet].map(has_norms), [true, false]);
     }
 
     #[test]

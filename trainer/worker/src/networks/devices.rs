@@ -19,8 +19,8 @@ use self::{
     gathered::{Announced, GatheredBucket},
 };
 use crate::{
-    compute::gradients::{self, Part},
     failure::Failure,
+    networks::gradients::{self, Part},
 };
 
 /// The devices after the first. Most workers have none.
@@ -148,8 +148,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        compute::{dataset, model, payload::Payload, trained::Trained},
+        compute::payload::{Gradients, Payload},
+        networks::{dataset, model},
         step::step_sync::numbers::{Sums, Told, slots},
+        trainee::{Bucket as _, Trained},
     };
 
     /// Makes a worker with `devices` devices that takes all samples of a step, and its loaders.
@@ -247,9 +249,9 @@ mod tests {
                 let mut numbers = Vec::new();
                 Told { useful: Duration::from_secs(3), ..Told::default() }.put(&mut numbers, 1, world);
                 let (last, mut buckets) = (first.buckets().len() - 1, Vec::new());
-                let mut submit = |bucket, gathered: GatheredBucket| {
-                    let carries = carries && bucket == last;
-                    buckets.push(if carries { gathered.carrying(numbers.clone()) } else { gathered });
+                let mut submit = |bucket, gathered| {
+                    let (carries, gradients) = (carries && bucket == last, Gradients::of(Box::new(gathered)));
+                    buckets.push(if carries { gradients.carrying(numbers.clone()) } else { gradients });
                 };
                 further.gradients(&mut first, &mut loaders, step, 7, &Arc::default(), &mut submit);
                 for bucket in &mut buckets {
@@ -258,7 +260,7 @@ mod tests {
                     bucket.as_mut().iter_mut().for_each(|value| *value *= 2.0);
                     bucket.complete();
                 }
-                let carried: Vec<_> = buckets.iter_mut().map(GatheredBucket::carried).collect();
+                let carried: Vec<_> = buckets.iter_mut().map(Gradients::carried).collect();
                 if let Some(sums) = &carried[last] {
                     let Trained { loss, taken } = Trained::of_sums(sums);
                     // The loss of ten classes before the first update.
@@ -285,7 +287,9 @@ mod tests {
         let mut communicator = Communicator::<Payload>::alone(abort.clone());
         abort.abort("the group breaks");
         let step = next_step(&mut loaders);
-        let mut submit = |bucket, gathered| communicator.submit(0, bucket as u32, Payload::Gradient(gathered));
+        let mut submit = |bucket, gathered| {
+            communicator.submit(0, bucket as u32, Payload::Gradient(Gradients::of(Box::new(gathered))));
+        };
         further.gradients(&mut first, &mut loaders, step, 7, &Arc::default(), &mut submit);
         assert!(communicator.wait().is_err(), "an aborted communicator gives the memory back");
         drop(communicator);

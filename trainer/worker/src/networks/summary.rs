@@ -9,8 +9,9 @@ use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
 use lockstep_nn::{Network, Summary, models};
 use serde::Serialize;
 
+use super::{dataset, model};
 use crate::{
-    compute::{dataset, model, recipe::Recipe},
+    compute::{recipe::micro_batch, update_rule::UpdateRule},
     failure::Failure,
 };
 
@@ -104,7 +105,8 @@ fn of_workload(workload: &str) -> Result<Report, Failure> {
 
 fn report(model: String, network: &Network, training: &Training) -> Report {
     let summary = network.summary();
-    let recipe = Recipe::new(training, network, u64::from(training.largest_batch_size()), None);
+    let UpdateRule { optimizer, .. } = UpdateRule::new(training, model::has_norms(network));
+    let batch = micro_batch(training);
     Report {
         model,
         input: network.input(),
@@ -112,9 +114,9 @@ fn report(model: String, network: &Network, training: &Training) -> Report {
         parameters: summary.parameters(),
         macs: summary.macs(),
         weight_bytes: summary.weight_bytes(),
-        optimizer_bytes: summary.optimizer_bytes(&recipe.optimizer),
-        batch: recipe.micro_batch,
-        activation_bytes: summary.activation_bytes(recipe.micro_batch),
+        optimizer_bytes: summary.optimizer_bytes(&optimizer),
+        batch,
+        activation_bytes: summary.activation_bytes(batch),
         published_parameters: None,
         published_macs: None,
         layers: summary,

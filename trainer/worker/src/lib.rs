@@ -1,0 +1,124 @@
+//! The processes of a training job: workers train, and the coordinator decides who is a member.
+//!
+//! [`run_networks`] is the program `lockstep-trainer`. Another program of the same kind trains a
+//! model of its own, with elasticity, checkpoints and metrics: what it trains is a [`Trainee`].
+
+mod benchmark;
+mod checkpoints;
+mod communication;
+mod compute;
+mod coordinator;
+mod failure;
+mod glyphs;
+mod grace;
+mod kubernetes_store;
+mod lines;
+mod membership;
+mod networks;
+mod panics;
+mod progress;
+mod saving;
+mod serve;
+mod signals;
+mod step;
+mod storage;
+mod trainee;
+mod training;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay, StandardError, Workload};
+use tracing::{error, info};
+
+use crate::{failure::leave, worker::Make};
+
+pub use crate::{
+    failure::Failure,
+    trainee::{Bucket, Completion, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
+};
+
+/// A process of a training job. The operator and `lockstep run` set its orders in LOCKSTEP_*
+/// variables.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Train one rank's share, or measure.
+    Worker,
+    /// Form the group and keep its record.
+    Coordinator,
+    /// List, verify, prune or export the checkpoints in a job's folder.
+    #[command(subcommand)]
+    Checkpoints(checkpoints::Action),
+    /// Print the layers of a model and what they cost.
+    Summary(networks::summary::Arguments),
+    /// Draw glyphs and write them in one of the formats of data sets, for tests and data images.
+    Glyphs(glyphs::Arguments),
+}
+
+/// Runs a process that trains the models that manifests name: the program `lockstep-trainer`.
+pub fn run_networks() -> ExitCode {
+    process(&networks::open)
+}
+
+/// Runs a process that trains what `make` makes of a worker's orders.
+pub fn run_trainee(make: impl Fn(&Launch, &Workload) -> Result<Box<dyn Trainee>, Failure>) -> ExitCode {
+    process(&make)
+}
+
+fn process(make: &Make<'_>) -> ExitCode {
+    let role = Arguments::parse().role;
+    // In a pod, logs are collected as JSON. `lockstep run` shows them to people.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);
+    if std::env::var_os(PARENT).is_some() {
+        log.with_ansi(false).init()
+    } else {
+        log.json().init()
+    }
+
+    match &role {
+        Role::Checkpoints(action) => return checkpoints::act(action),
+        Role::Summary(arguments) => return networks::summary::print(arguments),
+        Role::Glyphs(arguments) => return glyphs::write(arguments),
+        Role::Worker | Role::Coordinator => {}
+    }
+    let lookup = |name: &'static str| std::env::var(name).ok();
+    let (launch, replay) = match Launch::read(lookup).and_then(|launch| Ok((launch, Replay::read(lookup)?))) {
+        Ok(orders) => orders,
+        Err(problem) => {
+            error!(%problem, "cannot start");
+            return ExitCode::from(Exit::Fatal.code());
+        }
+    };
+    panics::leave_at(launch.ending.clone());
+    let (exit, ending) = match carry_out(&role, &launch, replay.as_ref(), make) {
+        Ok(ending) => (Exit::Done, ending),
+        Err(failure) => {
+            match failure.exit() {
+                Exit::Drained => info!("{failure}"),
+                exit => error!(%exit, "{failure}"),
+            }
+            (failure.exit(), failure.ending())
+        }
+    };
+    info!(%exit, "ended");
+    leave(&launch.ending, &ending);
+    ExitCode::from(exit.code())
+}
+
+fn carry_out(role: &Role, launch: &Launch, replay: Option<&Replay>, make: &Make<'_>) -> Result<Ending, Failure> {
+    signals::die_with_parent().map_err(|error| Failure::fatal(format!("{error:#}")))?;
+    match role {
+        Role::Worker => worker::work(launch, replay, make),
+        Role::Coordinator => coordinator::coordinate(launch),
+        Role::Checkpoints(_) | Role::Glyphs(_) | Role::Summary(_) => unreachable!("this role reads no orders"),
+    }
+}

@@ -1,0 +1,246 @@
+//! A network in training on the devices of one worker.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use lockstep_data::{Dataset, Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, Step, Tally};
+use lockstep_elastic::{Activity, ActivityMonitor};
+use lockstep_launch::{Launch, Workload};
+use lockstep_nn::{Cpu, Network, Replica, StateEntry};
+
+use super::{
+    dataset,
+    devices::{Devices, gathered::GatheredBucket},
+    gradients, model,
+};
+use crate::{
+    compute::{
+        memory::{self, Needs},
+        recipe::micro_batch,
+        update_rule::UpdateRule,
+    },
+    failure::Failure,
+    trainee::{Bucket, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
+};
+
+/// A copy of a network on each device of this worker, and their samples.
+struct TrainedNetwork {
+    first: Replica<Cpu>,
+    further: Devices,
+    train: Arc<Samples>,
+    held_out: Samples,
+    fingerprint: [u8; 32],
+    micro_batch: usize,
+    /// True if micro-batches consist of whole virtual shards.
+    whole_shards: bool,
+    shares: Option<Shares>,
+    /// One for each device.
+    loaders: Vec<Loader>,
+}
+
+/// Reads the data set of a workload and plans its network.
+///
+/// # Errors
+/// The samples cannot be read, the model does not fit them, or neither fits into memory.
+pub(crate) fn open(launch: &Launch, workload: &Workload) -> Result<Box<dyn Trainee>, Failure> {
+    let dataset = dataset::open(workload)?;
+    let network = model::network(workload, &dataset)?;
+    let rule = UpdateRule::new(&workload.training, model::has_norms(&network));
+    memory::check(launch, &needs(workload, &rule, &network, &dataset))?;
+    Ok(Box::new(TrainedNetwork::new(workload, rule, &network, dataset)?))
+}
+
+/// Returns the bytes that a worker needs.
+fn needs(workload: &Workload, rule: &UpdateRule, network: &Network, dataset: &Dataset) -> Needs {
+    let summary = network.summary();
+    let devices = u64::from(workload.devices_per_worker);
+    let weights = summary.weight_bytes() as u64 * devices;
+    let outputs = summary.activation_bytes(1);
+    // Each output has a gradient of the same size.
+    let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
+    Needs {
+        weights,
+        gradients: weights,
+        optimizer: summary.optimizer_bytes(&rule.optimizer) as u64 * devices,
+        activations: a_sample * micro_batch(&workload.training) as u64 * devices,
+        samples: dataset.train.memory_bytes() + dataset.evaluation.memory_bytes(),
+    }
+}
+
+impl TrainedNetwork {
+    fn new(workload: &Workload, rule: UpdateRule, network: &Network, dataset: Dataset) -> Result<Self, Failure> {
+        let UpdateRule { optimizer, clip_norm } = rule;
+        let micro_batch = micro_batch(&workload.training);
+        let make = || {
+            let ready_order = network.table().ready_order();
+            let mut replica = Replica::new(Cpu::new(), network.clone(), optimizer, micro_batch, ready_order)
+                .map_err(Failure::fatal)?;
+            replica.clip_gradients(clip_norm);
+            Ok(replica)
+        };
+        let Some(further) = workload.devices_per_worker.checked_sub(1) else {
+            return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
+        };
+        let fingerprint = dataset.fingerprint();
+        let Dataset { train, evaluation: held_out } = dataset;
+        Ok(Self {
+            first: make()?,
+            further: Devices::new(further as usize, make)?,
+            train: Arc::new(train),
+            held_out,
+            fingerprint,
+            micro_batch,
+            whole_shards: model::computes_over_shards(network),
+            shares: None,
+            loaders: Vec::new(),
+        })
+    }
+}
+
+impl Trainee for TrainedNetwork {
+    fn samples(&self) -> SampleCounts {
+        SampleCounts { training: self.train.len() as u64, held_out: self.held_out.len() as u64 }
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    fn ready_order(&self) -> Vec<Range<usize>> {
+        self.first.table().ready_order()
+    }
+
+    fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
+        self.first.set_buckets(buckets.to_vec()).map_err(Failure::fatal)?;
+        self.further.set_buckets(buckets)
+    }
+
+    /// A worker that was left behind in an older generation can only write into the memory of that
+    /// generation.
+    fn set_gradient_memory(&mut self, memory: Lent) {
+        self.first.set_gradient_memory(memory);
+        self.further.tell_losses(self.first.beside() > 0);
+    }
+
+    fn own_gradient_memory(&mut self, beside: usize) {
+        self.first.own_gradient_memory(beside);
+        self.further.tell_losses(beside > 0);
+    }
+
+    /// Starts to prepare the samples of all devices, and copies the state of the first device to
+    /// all others.
+    fn expect(&mut self, shares: Shares) -> Result<(), Failure> {
+        let Shares { seed, batches, ref seats, first_step, steps } = shares;
+        let (micro_batch, whole_shards) = (self.micro_batch, self.whole_shards);
+        let order = |seat| Order { seed, batches, micro_batch, seat, first_step, steps, whole_shards };
+        let load = |seat: &Seat| Loader::start(Arc::clone(&self.train), order(*seat)).map_err(Failure::retry);
+        self.loaders = seats.iter().map(load).collect::<Result<_, _>>()?;
+        self.further.take_over(&mut self.first);
+        self.shares = Some(shares);
+        Ok(())
+    }
+
+    fn gradients(
+        &mut self,
+        step: Step,
+        work: &Arc<ActivityMonitor>,
+        announce: &mut dyn FnMut(usize, Box<dyn Bucket>),
+    ) -> Duration {
+        let Self { first, further, loaders, shares, .. } = self;
+        let Some(Shares { seed, seats, .. }) = shares else { panic!("step {} was not expected", step.index) };
+        for loader in &mut *loaders {
+            let next = loader.next_step().map(|share| share.step);
+            assert_eq!(next, Some(step), "the steps of a group follow each other");
+        }
+        match &seats[..] {
+            [seat] if seat.is_aligned() => {
+                let announce =
+                    &mut |bucket, sum, taken| announce(bucket, Box::new(GatheredBucket::alone(sum, taken)) as _);
+                gradients::of_parts(first, &mut loaders[0], step, *seat, *seed, work, announce)
+            }
+            _ => {
+                let announce = &mut |bucket, gathered| announce(bucket, Box::new(gathered) as _);
+                further.gradients(first, loaders, step, *seed, work, announce)
+            }
+        }
+    }
+
+    fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {
+        self.first.copy_gradients(elements, into);
+    }
+
+    fn update(&mut self, step: u64, rate: f32) -> Trained {
+        let loss = self.further.update(&mut self.first, step, rate).loss_sum;
+        let mut taken = Tally::default();
+        self.loaders.iter().for_each(|loader| taken += loader.taken());
+        Trained { loss, taken }
+    }
+
+    /// Only the first device does it: the others copy its state in [`Trainee::expect`].
+    fn repeat_step(&mut self, gradients: &[f32], step: u64, rate: f32) {
+        self.first.take_gradients(gradients);
+        self.first.update(step, rate);
+        self.first.finish_step();
+    }
+
+    fn abandon_step(&mut self) {
+        self.first.abandon_step();
+        self.further.abandon_step();
+    }
+
+    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {
+        let mut judged = Judged::default();
+        let mut loader = EvaluationLoader::new(&self.held_out, run, self.micro_batch);
+        while let Some(batch) = work.during(Activity::Storing, || loader.next_batch()) {
+            let found = self.first.evaluate(&batch.images, &batch.labels);
+            judged.loss += found.loss_sum;
+            judged.correct += found.correct;
+            judged.samples += batch.len() as u64;
+        }
+        judged
+    }
+
+    fn initialise(&mut self, seed: u64) {
+        self.first.initialise(seed);
+    }
+
+    fn tensors(&self) -> Vec<StateRange> {
+        let range = |StateEntry { name, shape, range, slot, .. }| StateRange {
+            name,
+            shape,
+            elements: range,
+            is_slot: slot.is_some(),
+        };
+        self.first.entries().into_iter().map(range).collect()
+    }
+
+    fn state_elements(&self) -> usize {
+        self.first.state_elements()
+    }
+
+    fn copy_state(&mut self, elements: Range<usize>, into: &mut [f32]) {
+        self.first.copy_state(elements, into);
+    }
+
+    fn write_state(&mut self, state: &[f32]) {
+        self.first.write_state(state);
+    }
+
+    fn tensor_memory(&mut self, tensors: &[(&str, &[usize])]) -> Result<Vec<Lent>, String> {
+        let views = self.first.state_views(tensors.iter().copied()).map_err(|error| error.to_string())?;
+        Ok(views.into_iter().map(Lent::new).collect())
+    }
+
+    fn window_checksum(&mut self, turn: u64) -> Result<u32, Failure> {
+        let checksum = self.first.window_checksum(turn);
+        match self.further.other_than(checksum, turn) {
+            None => Ok(checksum),
+            Some(device) => Err(Failure::diverged(format_args!(
+                "after step {turn} device {device} of a worker does not hold the weights of its device 0"
+            ))),
+        }
+    }
+
+    fn checksum(&mut self) -> u32 {
+        self.first.checksum()
+    }
+}
