@@ -32,6 +32,8 @@ pub struct Communicator<M> {
     rank: usize,
     world: usize,
     pending: usize,
+    /// The number of operations that were waited for.
+    waited: u64,
     silence: Option<(Duration, Duration)>,
     statistics: Statistics,
 }
@@ -112,7 +114,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
 
     fn new(backend: Backend<M>, abort: Abort, rank: usize, world: usize) -> Self {
         let (complete, statistics) = (|_: &mut M| (), Statistics::default());
-        Self { backend, complete, abort, rank, world, pending: 0, silence: None, statistics }
+        Self { backend, complete, abort, rank, world, pending: 0, waited: 0, silence: None, statistics }
     }
 
     /// Calls `complete` on the memory of each later operation, just before the operation and on the
@@ -189,6 +191,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         };
         self.statistics.exposed += started.elapsed();
         self.pending -= 1;
+        self.waited += 1;
         let Some(outcome) = outcome else { unreachable!("a group of one holds an outcome for every submission") };
         if let Ok(completed) = &outcome {
             self.statistics.count(completed.transferred);
@@ -280,6 +283,11 @@ impl<M> Communicator<M> {
     /// Returns the number of operations that were submitted and not yet waited for.
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Returns the number of operations that were waited for.
+    pub(crate) fn waited(&self) -> u64 {
+        self.waited
     }
 
     /// Returns the handle that ends this generation from any thread.

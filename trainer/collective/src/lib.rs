@@ -10,7 +10,8 @@
 //!
 //! [`merge`] finds the gradients that are best summed together. [`Group::agree`] gives all ranks
 //! the same [`BucketPlan`]. A [`Communicator`] follows it on a thread of its own while the caller
-//! computes, and runs any other [`Collective`]. An [`Abort`] ends everything from any other thread.
+//! computes, and runs any other [`Collective`]. [`Collectives`] is the trait of all who may take its
+//! place. An [`Abort`] ends everything from any other thread.
 //!
 //! The crate knows no layers and reads no environment: its caller passes every rank the addresses
 //! at which the others reach it. `examples/bandwidth` is a program of several ranks.
@@ -84,6 +85,7 @@ mod waiting;
 mod agree;
 mod buckets;
 mod collective;
+mod collectives;
 mod communicator;
 mod measure_costs;
 mod merge;
@@ -94,6 +96,7 @@ pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
 pub use choice::Choice;
 pub use collective::Collective;
+pub use collectives::{Collectives, Handle};
 pub use communicator::{Communicator, Statistics};
 pub use costs::Costs;
 pub use element::{Element, ElementType, Reduction};

@@ -15,5 +15,6 @@ mod split;
 mod stripes;
 mod sums;
 mod tls;
+mod trait_object;
 mod turns;
 mod wire;
