@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Once, time::Instant};
 
-use lockstep_collective::{Choice, Communicator, Group as Ranks};
+use lockstep_collective::{Choice, Collectives, Communicator, Group as Ranks};
 use lockstep_data::Seat;
 use lockstep_elastic::{Activity, ActivityMonitor, Assignment, Digest, PlanAgreement};
 use lockstep_launch::{AgreedPlan, CommunicationAlgorithm, Ending, PLANS_FILE, Replay, WireFormat, Workload, lines};
@@ -117,7 +117,8 @@ impl<'a> Run<'a> {
         state.known_costs.move_to(placement);
         let agreed = self.agree(state, &mut ranks, placement)?;
         let communicator = Communicator::over(ranks).map_err(|error| Failure::retry(with_causes(&error)))?;
-        let mut rank = self.rank(state, group, communicator, &agreed)?;
+        let collectives = Box::new(communicator.completing(Payload::complete));
+        let mut rank = self.rank(state, group, collectives, &agreed)?;
         self.work().during(Activity::Computing, || self.as_rank(&mut rank, saver, group, &agreed))
     }
 
@@ -125,7 +126,7 @@ impl<'a> Run<'a> {
         &'s self,
         state: &'s mut TrainingState,
         group: &Assignment,
-        communicator: Communicator<Payload>,
+        collectives: Box<dyn Collectives<Payload>>,
         agreed: &Agreed,
     ) -> Result<Rank<'s>, Failure> {
         Rank::new(
@@ -134,7 +135,7 @@ impl<'a> Run<'a> {
             seat(self.workload, group.rank, group.world, group.shards),
             device_seats(self.workload, group.rank, group.world, group.shards).collect(),
             group,
-            communicator,
+            collectives,
             agreed,
         )
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use lockstep_collective::{BucketPlan, Choice, CollectiveError, Communicator, Costs, LENGTHS};
+use lockstep_collective::{BucketPlan, Choice, CollectiveError, Collectives, Costs, LENGTHS};
 use tracing::info;
 
 use super::{Agreed, Recorded, bytes_sent, ends, merged};
@@ -70,19 +70,19 @@ impl StepTimes {
     /// Returns the time at which each bucket was ready, as the mean over ranks, and the time of its
     /// sum on the rank for which the others waited: their sums began before they could end. The
     /// median of the steps counts: in some, a rank stood still or the link carried something else.
-    fn together<M: AsMut<[f32]> + Send + 'static>(
+    fn together<M>(
         self,
-        communicator: &mut Communicator<M>,
+        collectives: &mut dyn Collectives<M>,
         step: u64,
     ) -> Result<(Vec<f64>, Vec<f64>), CollectiveError> {
-        let (rank, world, buckets) = (communicator.rank(), communicator.world(), self.ready.len());
+        let (rank, world, buckets) = (collectives.rank(), collectives.world(), self.ready.len());
         let middles = |seconds: Vec<Vec<f64>>| seconds.into_iter().map(|seconds| middle(seconds) as f32);
         let mut values = vec![0.0; buckets * (1 + world)];
         let (ready, took) = values.split_at_mut(buckets);
         ready.iter_mut().zip(middles(self.ready)).for_each(|(slot, seconds)| *slot = seconds / world as f32);
         let own = &mut took[rank * buckets..(rank + 1) * buckets];
         own.iter_mut().zip(middles(self.took)).for_each(|(slot, seconds)| *slot = seconds);
-        communicator.all_reduce_now(step, &mut values)?;
+        collectives.all_reduce_now(step, &mut values)?;
         let (ready, took) = values.split_at(buckets);
         let least = |bucket| took.iter().skip(bucket).step_by(buckets).copied().fold(f32::INFINITY, f32::min);
         Ok((ready.iter().copied().map(f64::from).collect(), (0..buckets).map(least).map(f64::from).collect()))
@@ -97,20 +97,21 @@ fn middle(mut seconds: Vec<f64>) -> f64 {
 /// Agrees with the other ranks on a plan for the steps after `step`, and follows it. It may be the
 /// plan that they have. It is settled then. `known` are the costs that this rank knows; those of
 /// rank 0 count.
-pub(crate) fn agree_anew<M: AsMut<[f32]> + Send + 'static>(
-    communicator: &mut Communicator<M>,
+pub(crate) fn agree_anew<M>(
+    collectives: &mut dyn Collectives<M>,
     step: u64,
     times: StepTimes,
     before: &Agreed,
     ready_order: &[Range<usize>],
     known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
-    let (ready, took) = times.together(communicator, step)?;
+    let (ready, took) = times.together(collectives, step)?;
     let present = before.plan.proposed();
     // This process made the record, so it can read it.
     let mut recorded: Recorded = serde_json::from_str(&before.record).unwrap_or_else(|error| unreachable!("{error}"));
     let named_size = recorded.communication.bucket_bytes.is_some();
-    let plan = communicator.agree(|| better(present, named_size, ready_order, &before.ready, &ready, &took, known))?;
+    let mut propose = || better(present, named_size, ready_order, &before.ready, &ready, &took, known);
+    let plan = collectives.agree(&mut propose)?;
     let buckets = u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX);
     let report = before.report.map(|report| lockstep_launch::CommunicationReport { buckets, ..report });
     (recorded.words, recorded.settled) = (plan.to_words(), true);
@@ -180,7 +181,9 @@ fn as_seen(ready_order: &[Range<usize>], alone: &[f64], buckets: &[Range<usize>]
 mod tests {
     use std::{net::Ipv4Addr, thread};
 
-    use lockstep_collective::{Abort, Group, Hosts, JobId, Limits, Listener, RankId, Wire, algorithm::Algorithm};
+    use lockstep_collective::{
+        Abort, Communicator, Group, Hosts, JobId, Limits, Listener, RankId, Wire, algorithm::Algorithm,
+    };
     use lockstep_launch::Communication;
 
     use super::*;

@@ -20,12 +20,13 @@
 mod uncommitted;
 
 use std::{
+    collections::VecDeque,
     mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Communicator, Statistics};
+use lockstep_collective::{Collectives, Handle, Statistics, Tag};
 use lockstep_data::{Seat, Step};
 use lockstep_elastic::{Activity, ActivityMonitor, Assignment};
 use lockstep_launch::Progress;
@@ -75,7 +76,11 @@ pub(crate) struct Rank<'a> {
     rank: usize,
     world: usize,
     generation: u64,
-    communicator: Communicator<Payload>,
+    collectives: Box<dyn Collectives<Payload>>,
+    /// The sums of the buckets of the step under way, in order.
+    sums: VecDeque<Handle>,
+    /// The sum of numbers that travel alone.
+    alone: Option<Handle>,
     catchup: CatchupSenders<'a>,
     /// The newest step, until all ranks are known to have done it.
     uncommitted: Option<UncommittedStep>,
@@ -109,12 +114,12 @@ impl<'a> Rank<'a> {
         seat: Seat,
         devices: Vec<Seat>,
         group: &Assignment,
-        communicator: Communicator<Payload>,
+        collectives: Box<dyn Collectives<Payload>>,
         agreed: &Agreed,
     ) -> Result<Self, Failure> {
         state.expect(devices)?;
         let recipe = &state.recipe;
-        let (rank, world) = (communicator.rank(), communicator.world());
+        let (rank, world) = (collectives.rank(), collectives.world());
         let shares = shares(recipe.batches.global_batch(state.step), seat, world);
         if let Some(rate) = agreed.baseline {
             session.metrics.baseline.set(rate);
@@ -130,7 +135,9 @@ impl<'a> Rank<'a> {
             rank,
             world,
             generation: group.generation,
-            communicator: communicator.completing(Payload::complete),
+            collectives,
+            sums: VecDeque::new(),
+            alone: None,
             catchup: CatchupSenders::new(session, group),
             uncommitted: None,
             numbers: vec![0.0; slots(world)],
@@ -164,26 +171,26 @@ impl<'a> Rank<'a> {
         let step = self.work().sample().longest_step();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
         let quiet = Duration::from_secs(quiet);
-        self.communicator.set_silence_limits(quiet, quiet);
+        self.collectives.set_silence_limits(quiet, quiet);
     }
 
     /// Expects the first step of a group, or the first one that it sums in another way.
     pub(crate) fn expect_first_step(&mut self) {
         let step = self.work().sample().longest_step();
         let quiet = FIRST_QUIET.max(step * QUIET_STEPS);
-        self.communicator.set_silence_limits(quiet, quiet);
+        self.collectives.set_silence_limits(quiet, quiet);
     }
 
     /// Expects work that may take any time. Little is sent meanwhile, and hosts acknowledge it at
     /// once.
     pub(crate) fn expect_anything(&mut self) {
-        self.communicator.set_silence_limits(LIMITS.silence, UNACKNOWLEDGED);
+        self.collectives.set_silence_limits(LIMITS.silence, UNACKNOWLEDGED);
     }
 
     /// Sums `values` over all ranks, and waits for them.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), Failure> {
-        let Self { session, communicator, state, .. } = self;
-        let sum = || communicator.all_reduce_now(state.step, values);
+        let Self { session, collectives, state, .. } = self;
+        let sum = || collectives.all_reduce_now(state.step, values);
         session.work().during(Activity::Waiting, sum).map(|_| ()).map_err(Failure::lost)
     }
 
@@ -247,7 +254,7 @@ impl<'a> Rank<'a> {
     /// samples.
     fn backward(&mut self, step: Step, rides: bool) -> Duration {
         let work = self.work();
-        let Self { state, communicator, numbers, world, .. } = self;
+        let Self { state, collectives, sums, numbers, world, .. } = self;
         let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
         let submit = &mut |bucket: usize, gradient: Gradients| {
             let gradient = if carries && bucket == last {
@@ -255,13 +262,13 @@ impl<'a> Rank<'a> {
             } else {
                 gradient
             };
-            let (bucket, gradient) = (bucket as u32, Payload::Gradient(gradient));
+            let (tag, gradient) = (Tag { step: step.index, bucket: bucket as u32 }, Payload::Gradient(gradient));
             // A single bucket is ready last: nothing is left to compute during its sum.
-            if last == 0 {
-                communicator.defer(step.index, bucket, gradient);
+            sums.push_back(if last == 0 {
+                collectives.all_reduce_with_next(tag, gradient)
             } else {
-                communicator.submit(step.index, bucket, gradient);
-            }
+                collectives.all_reduce(tag, gradient)
+            });
         };
         state.gradients(step, work, submit)
     }
@@ -271,7 +278,7 @@ impl<'a> Rank<'a> {
         let Some((times, begun)) = &mut self.step_times else { return };
         *begun = now;
         if times.measures() {
-            self.communicator.measure();
+            self.collectives.measure();
         }
     }
 
@@ -282,7 +289,7 @@ impl<'a> Rank<'a> {
         if !times.has_measured() {
             return;
         }
-        let Some(costs) = self.communicator.costs() else { return };
+        let Some(costs) = self.collectives.costs() else { return };
         let (latency_us, gigabytes_per_second) = (costs.message * 1e6, 1e-9 / costs.wire_byte);
         info!(latency_us, gigabytes_per_second, "communication measured");
         self.state.known_costs.learn(costs);
@@ -329,9 +336,10 @@ impl<'a> Rank<'a> {
     /// steps.
     pub(crate) fn agree_anew(&mut self, before: &Agreed) -> Result<Agreed, Failure> {
         let Some((times, _)) = self.step_times.take() else { unreachable!("called once enough steps were timed") };
-        let Self { state, communicator, session, .. } = self;
+        let Self { state, collectives, session, .. } = self;
         let ready_order = state.ready_order();
-        let agree = || agree_anew(communicator, state.step, times, before, &ready_order, state.known_costs.here());
+        let agree =
+            || agree_anew(&mut **collectives, state.step, times, before, &ready_order, state.known_costs.here());
         session.work().during(Activity::Waiting, agree).map_err(Failure::lost)
     }
 
@@ -355,7 +363,7 @@ impl<'a> Rank<'a> {
     /// Excludes the time since the last step from the next one.
     pub(crate) fn rest(&mut self) {
         self.last_end = Instant::now();
-        self.counted.exposed = self.communicator.statistics().exposed;
+        self.counted.exposed = self.collectives.statistics().exposed;
     }
 
     /// Returns the ranks for which the others wait step after step, with how many times longer than
@@ -386,7 +394,7 @@ impl<'a> Rank<'a> {
     }
 
     fn count(&mut self, samples: u64, seconds: f64, useful: f64, data: f64) {
-        let statistics = self.communicator.statistics();
+        let statistics = self.collectives.statistics();
         let since = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
         let exposed = since(statistics.exposed, self.counted.exposed);
         let metrics = self.session.metrics;

@@ -3,7 +3,7 @@
 use std::{mem, time::Instant};
 
 use jiff::Timestamp;
-use lockstep_collective::{BESIDE, Completed};
+use lockstep_collective::{BESIDE, Completed, Tag};
 use lockstep_elastic::Activity;
 
 use super::Rank;
@@ -93,12 +93,12 @@ impl Rank<'_> {
     /// Waits for the summed buckets of this step, and gives their memory back to the replica.
     /// Returns what all ranks trained on, if that travelled with the gradients.
     pub(super) fn wait_for_gradients(&mut self) -> Result<Option<Trained>, Failure> {
-        let Self { communicator, step_times, session, numbers, .. } = self;
+        let Self { collectives, sums, step_times, session, numbers, .. } = self;
         session.work().during(Activity::Waiting, || {
             let mut trained = None;
-            for completed in communicator.wait_all() {
+            for sum in sums.drain(..) {
                 let Completed { bucket, transferred, memory, .. } =
-                    completed.map_err(|failed| Failure::lost(&failed.error))?;
+                    collectives.wait(sum).map_err(|failed| Failure::lost(&failed.error))?;
                 let Payload::Gradient(mut gradients) = memory else {
                     unreachable!("numbers that travel alone were waited for before")
                 };
@@ -119,14 +119,15 @@ impl Rank<'_> {
 
     /// Sends the numbers of the last step alone.
     pub(super) fn send_numbers(&mut self) {
-        let (step, numbers) = (self.state.step - 1, Payload::Numbers(mem::take(&mut self.numbers)));
+        let numbers = Payload::Numbers(mem::take(&mut self.numbers));
+        let tag = Tag { step: self.state.step - 1, bucket: BESIDE };
         // With one bucket, the numbers wait for it. With more, the thread that sums them is busy
         // anyway.
-        if self.state.bucket_count() == 1 {
-            self.communicator.defer(step, BESIDE, numbers);
+        self.alone = Some(if self.state.bucket_count() == 1 {
+            self.collectives.all_reduce_with_next(tag, numbers)
         } else {
-            self.communicator.submit(step, BESIDE, numbers);
-        }
+            self.collectives.all_reduce(tag, numbers)
+        });
     }
 
     /// Waits for the numbers of the last step. No step is uncommitted after that.
@@ -136,8 +137,9 @@ impl Rank<'_> {
             // No other step follows at once.
             self.send_numbers();
         }
+        let Some(alone) = self.alone.take() else { unreachable!("numbers that do not ride were sent alone") };
         let waiting = Instant::now();
-        let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
+        let sum = || self.collectives.wait(alone).map_err(|failed| Failure::lost(&failed.error));
         let Completed { memory, .. } = self.session.work().during(Activity::Waiting, sum)?;
         self.waited += waiting.elapsed();
         let Payload::Numbers(numbers) = memory else {
