@@ -10,6 +10,7 @@ mod faults;
 mod memory_limit;
 mod metrics;
 mod object_store;
+mod own_model;
 mod replay;
 mod run;
 mod same_losses;

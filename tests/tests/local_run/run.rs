@@ -318,7 +318,7 @@ impl Run {
         let folder = self.folder.to_string_lossy().into_owned();
         processes()
             .filter(|(_, line, environment)| {
-                line.contains("lockstep-trainer")
+                ["lockstep-trainer", "own_model"].iter().any(|program| line.contains(program))
                     && line.trim_end().ends_with(role)
                     && environment.contains(&format!(r#""output":"{folder}""#))
                     && environment

@@ -10,8 +10,8 @@
 //!
 //! [`merge`] finds the gradients that are best summed together. [`Group::agree`] gives all ranks
 //! the same [`BucketPlan`]. A [`Communicator`] follows it on a thread of its own while the caller
-//! computes, and runs any other [`Collective`]. [`Collectives`] is the trait of all who may take its
-//! place. An [`Abort`] ends everything from any other thread.
+//! computes, and runs any other [`Collective`]. [`Collectives`] is the trait of all who may take
+//! its place. An [`Abort`] ends everything from any other thread.
 //!
 //! The crate knows no layers and reads no environment: its caller passes every rank the addresses
 //! at which the others reach it. `examples/bandwidth` is a program of several ranks.

@@ -11,11 +11,11 @@ use crate::{InvalidField, file_uri::check_file_uri};
 pub struct DatasetSpec {
     /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
     /// allowed), cifar10 or cifar100 (a folder with the binary version), glyphs (digits that the
-    /// trainer draws itself, without a download) or synthetic (random values of any shape, to
-    /// measure speed).
+    /// trainer draws itself, without a download), synthetic (random values of any shape, to measure
+    /// speed) or own (the samples that the trainer's program brings with its model).
     pub format: DatasetFormat,
     /// Folder with the files, as a file:// URI inside the workers, such as file:///data/mnist.
-    /// glyphs and synthetic do not use it, the other formats require it. Default: none.
+    /// glyphs, synthetic and own do not use it, the other formats require it. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     pub uri: Option<String>,
@@ -67,6 +67,8 @@ pub enum DatasetFormat {
     Glyphs,
     #[allow(missing_docs, reason = "as above")]
     Synthetic,
+    #[allow(missing_docs, reason = "as above")]
+    Own,
 }
 
 /// Size of the samples.
@@ -139,6 +141,7 @@ impl DatasetFormat {
             Self::Cifar100 => "cifar100",
             Self::Glyphs => "glyphs",
             Self::Synthetic => "synthetic",
+            Self::Own => "own",
         }
     }
 
@@ -147,7 +150,7 @@ impl DatasetFormat {
     pub const fn is_in_files(self) -> bool {
         match self {
             Self::Idx | Self::Cifar10 | Self::Cifar100 => true,
-            Self::Glyphs | Self::Synthetic => false,
+            Self::Glyphs | Self::Synthetic | Self::Own => false,
         }
     }
 }
@@ -176,7 +179,10 @@ impl DatasetSpec {
             Some(_) | None => {}
         }
         match (format, classes) {
-            (DatasetFormat::Cifar10 | DatasetFormat::Cifar100 | DatasetFormat::Glyphs, Some(classes)) => {
+            (
+                DatasetFormat::Cifar10 | DatasetFormat::Cifar100 | DatasetFormat::Glyphs | DatasetFormat::Own,
+                Some(classes),
+            ) => {
                 return Err(InvalidField::new(
                     "spec.dataset.classes",
                     classes,

@@ -88,7 +88,8 @@ impl ModelSpec {
                 | ModelName::Alexnet
                 | ModelName::Vgg16
                 | ModelName::Googlenet
-                | ModelName::Unet,
+                | ModelName::Unet
+                | ModelName::Own,
             ) => false,
             None => self.layers.iter().any(has_batch_norm),
         }

@@ -41,8 +41,8 @@ pub struct ModelSpec {
     /// Architecture: perceptron (no hidden layer), mlp (widths from `hidden`), mlp25m (25 million
     /// weights, for communication benchmarks), lenet5, alexnet, vgg16, googlenet, resnet20,
     /// resnet32 and resnet56 (for small images), resnet18, resnet34 and resnet50 (for large ones),
-    /// or unet (for labels by pixel). The data set decides image size, channels and classes.
-    /// Required without `layers`. Default: none.
+    /// unet (for labels by pixel), or own (the model that the trainer's program brings). The data
+    /// set decides image size, channels and classes. Required without `layers`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ModelName>,
     /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:
@@ -106,6 +106,8 @@ pub enum ModelName {
     Resnet50,
     #[allow(missing_docs, reason = "as above")]
     Unet,
+    #[allow(missing_docs, reason = "as above")]
+    Own,
 }
 
 impl ModelName {
@@ -127,6 +129,7 @@ impl ModelName {
             Self::Resnet34 => "resnet34",
             Self::Resnet50 => "resnet50",
             Self::Unet => "unet",
+            Self::Own => "own",
         }
     }
 }

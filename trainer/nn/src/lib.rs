@@ -76,5 +76,5 @@ pub use parameters::{Initial, Layout, ParamMeta, ParamSpec, ParamTable, Role};
 pub use replica::{Replica, StepResult};
 pub use schedule::{Decay, Scaling, Schedule};
 pub use shape::Shape;
-pub use state::{DIGEST_BLOCK, StateDigest, StateEntry, StateTensor, WINDOWS, digest_blocks};
+pub use state::{DIGEST_BLOCK, StateDigest, StateEntry, StateTensor, WINDOWS, checksum, digest_blocks, window};
 pub use summary::{LayerSummary, Summary};

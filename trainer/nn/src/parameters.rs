@@ -172,22 +172,29 @@ impl ParamTable {
         for (layer, specs) in layers.into_iter().filter(|(_, specs)| !specs.is_empty()) {
             table.layers.push(table.parameters.len());
             for ParamSpec { name, shape, role, initial } in specs {
-                let start = table.elements;
-                let range = start..start + shape.iter().product::<usize>();
-                table.elements = range.end.next_multiple_of(LINE_ELEMENTS);
-                table.parameters.push(ParamMeta {
-                    name: format!("{layer}.{name}"),
-                    shape,
-                    dtype: DType::F32,
-                    layout: Layout::RowMajor,
-                    range,
-                    role,
-                    initial,
-                    frozen: false,
-                });
+                table.put(format!("{layer}.{name}"), shape, role, initial);
             }
         }
         table
+    }
+
+    /// Lays out parameters of whole names that are all ready at once, in their order.
+    #[must_use]
+    pub fn of_parameters(parameters: impl IntoIterator<Item = (String, Vec<usize>, Role, Initial)>) -> ParamTable {
+        let mut table = ParamTable { parameters: Vec::new(), layers: Vec::new(), elements: 0 };
+        for (name, shape, role, initial) in parameters {
+            table.layers.push(table.parameters.len());
+            table.put(name, shape, role, initial);
+        }
+        table
+    }
+
+    fn put(&mut self, name: String, shape: Vec<usize>, role: Role, initial: Initial) {
+        let start = self.elements;
+        let range = start..start + shape.iter().product::<usize>();
+        self.elements = range.end.next_multiple_of(LINE_ELEMENTS);
+        let (dtype, layout, frozen) = (DType::F32, Layout::RowMajor, false);
+        self.parameters.push(ParamMeta { name, shape, dtype, layout, range, role, initial, frozen });
     }
 
     /// Leaves the parameters that `is_frozen` names as they are; gives their number.

@@ -243,12 +243,8 @@ impl<D: Device> Replica<D> {
     /// In mid-step.
     pub fn window_checksum(&mut self, turn: u64) -> u32 {
         let (elements, memories) = (self.table.elements(), self.memories());
-        let arenas = memories.len() as u64;
-        let window = elements.div_ceil(WINDOWS / memories.len()).max(MIN_WINDOW);
-        let windows = elements.div_ceil(window) as u64;
-        let start = (turn / arenas % windows) as usize * window;
-        let memory = memories[(turn % arenas) as usize];
-        self.checksum_of(&[memory.region(start..elements.min(start + window))])
+        let (arena, window) = window(turn, elements, memories.len());
+        self.checksum_of(&[memories[arena].region(window)])
     }
 
     /// The same of the whole state.
@@ -331,6 +327,23 @@ impl<D: Device> Replica<D> {
 /// values that it is worth the call.
 pub const WINDOWS: usize = 128;
 const MIN_WINDOW: usize = 1 << 14;
+
+/// The window of a state for a turn of [`Replica::window_checksum`]: an arena, and elements of it.
+/// The state has so many `arenas` of `elements` each.
+#[must_use]
+pub fn window(turn: u64, elements: usize, arenas: usize) -> (usize, Range<usize>) {
+    let (every, arena) = (arenas as u64, (turn % arenas as u64) as usize);
+    let window = elements.div_ceil(WINDOWS / arenas).max(MIN_WINDOW);
+    let start = (turn / every % elements.div_ceil(window) as u64) as usize * window;
+    (arena, start..elements.min(start + window))
+}
+
+/// CRC-32C of values.
+#[must_use]
+pub fn checksum(values: &[f32]) -> u32 {
+    // It has 32 bits.
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytemuck::cast_slice(values)) as u32
+}
 
 /// Values that are digested together, the last block of a state having fewer.
 pub const DIGEST_BLOCK: usize = 16 << 10;

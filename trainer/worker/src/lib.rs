@@ -1,7 +1,9 @@
 //! The processes of a training job: workers train, and the coordinator decides who is a member.
 //!
-//! [`run_networks`] is the program `lockstep-trainer`. Another program of the same kind trains a
-//! model of its own, with elasticity, checkpoints and metrics: what it trains is a [`Trainee`].
+//! [`run_networks`] is the program `lockstep-trainer`. [`run`] makes a program of the same kind
+//! that trains an [`OwnModel`], with elasticity, checkpoints and metrics. Beneath both is
+//! [`Trainee`], all that a worker knows of what it trains; [`run_trainee`] is for those who
+//! implement it.
 
 mod benchmark;
 mod checkpoints;
@@ -15,6 +17,7 @@ mod kubernetes_store;
 mod lines;
 mod membership;
 mod networks;
+mod own_model;
 mod panics;
 mod progress;
 mod saving;
@@ -26,7 +29,7 @@ mod trainee;
 mod training;
 mod worker;
 
-use std::process::ExitCode;
+use std::{cell::Cell, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay, StandardError, Workload};
@@ -36,6 +39,7 @@ use crate::{failure::leave, worker::Make};
 
 pub use crate::{
     failure::Failure,
+    own_model::{OwnModel, Parameter},
     trainee::{Bucket, Completion, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
 };
 
@@ -66,6 +70,15 @@ enum Role {
 /// Runs a process that trains the models that manifests name: the program `lockstep-trainer`.
 pub fn run_networks() -> ExitCode {
     process(&networks::open)
+}
+
+/// Runs a process that trains a model of the user's own: the `main` of such a program.
+pub fn run(model: impl OwnModel + 'static) -> ExitCode {
+    let model = Cell::new(Some(model));
+    process(&|launch, workload| match model.take() {
+        Some(model) => own_model::open(model, launch, workload),
+        None => unreachable!("a process has one worker"),
+    })
 }
 
 /// Runs a process that trains what `make` makes of a worker's orders.

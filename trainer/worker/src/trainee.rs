@@ -168,6 +168,15 @@ pub struct Judged {
     pub samples: u64,
 }
 
+impl Judged {
+    /// Adds what a model makes of other samples.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let Self { loss, correct, samples } = other;
+        Self { loss: self.loss + loss, correct: self.correct + correct, samples: self.samples + samples }
+    }
+}
+
 /// A tensor of a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateRange {

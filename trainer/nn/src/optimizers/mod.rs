@@ -6,6 +6,7 @@
 //! order.
 
 mod adamw;
+mod arenas;
 mod lamb;
 mod larc;
 mod lars;
@@ -13,6 +14,7 @@ mod rmsprop;
 mod sgd;
 
 pub use adamw::AdamW;
+pub use arenas::update_arenas;
 pub use lamb::Lamb;
 pub use larc::{Larc, LarcMode};
 pub use lars::Lars;

@@ -11,6 +11,9 @@ use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, Workload};
 
 use crate::{compute::recipe::check_batches, failure::Failure, storage::retry::warned_of};
 
+/// The refusal of a manifest for a trainer that brings its own model and samples.
+pub(super) const NOT_BROUGHT: &str =
+    "this trainer brings none; name the trainer that does with `lockstep run --trainer`, or in spec.template";
 /// The classes of random samples, unless the manifest says.
 const SYNTHETIC_CLASSES: u32 = 10;
 
@@ -20,6 +23,7 @@ pub(crate) fn open(workload: &Workload) -> Result<Dataset, Failure> {
     let samples = match dataset.format {
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
         DatasetFormat::Synthetic => random(dataset, training.seed)?,
+        DatasetFormat::Own => return Err(Failure::fatal(format!("spec.dataset.format: own: {NOT_BROUGHT}"))),
         DatasetFormat::Idx => of_files(dataset, |folder, held_out| {
             idx::read(folder, held_out, dataset.classes.map(|classes| classes as usize))
         })?,

@@ -1,9 +1,10 @@
 //! The network that a workload names.
 
 use lockstep_data::Dataset;
-use lockstep_launch::{ModelSpec, Workload};
+use lockstep_launch::{ModelName, ModelSpec, Workload};
 use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Role, Shape, layers::SoftmaxCrossEntropy, models};
 
+use super::dataset::NOT_BROUGHT;
 use crate::failure::Failure;
 
 /// The kinds of layers that have no settings.
@@ -32,6 +33,9 @@ pub(crate) fn network(workload: &Workload, dataset: &Dataset) -> Result<Network,
 pub(crate) fn network_on(model: &ModelSpec, input: Shape, classes: usize) -> Result<Network, String> {
     let Some(name) = model.name else { return own_network(&model.layers, input, classes) };
     let network = match models::named(name.as_str()) {
+        _ if name == ModelName::Own => {
+            return Err(format!("spec.model.name: own: {NOT_BROUGHT}"));
+        }
         _ if !model.hidden.is_empty() => {
             let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
             models::mlp_on(input, &hidden, classes)
