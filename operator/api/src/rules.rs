@@ -190,7 +190,7 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
 
 /// Rules over the data set. `DatasetSpec` says what each format takes.
 fn dataset_rules() -> Vec<Rule> {
-    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100']";
+    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100', 'imagefolder', 'tar']";
     let crop = "self.dataset.augment.randomResizedCrop";
     let has_crop = "has(self.dataset) && has(self.dataset.augment) && has(self.dataset.augment.randomResizedCrop)";
     let ordered = |name: &str, field: &'static str| Rule {
@@ -201,7 +201,9 @@ fn dataset_rules() -> Vec<Rule> {
     vec![
         Rule {
             rule: format!("!has(self.dataset) || !({in_files}) || has(self.dataset.uri)"),
-            message: "spec.dataset.uri: required for format idx, cifar10 and cifar100: file:///FOLDER".to_owned(),
+            message:
+                "spec.dataset.uri: required for format idx, cifar10, cifar100, imagefolder and tar: file:///FOLDER"
+                    .to_owned(),
             field: Some(".dataset.uri"),
         },
         Rule {
@@ -213,9 +215,10 @@ fn dataset_rules() -> Vec<Rule> {
             field: Some(".dataset.uri"),
         },
         Rule {
-            rule: "!has(self.dataset) || !has(self.dataset.classes) || self.dataset.format in ['idx', 'synthetic']"
-                .to_owned(),
-            message: "spec.dataset.classes: only for idx and synthetic; leave it out".to_owned(),
+            rule:
+                "!has(self.dataset) || !has(self.dataset.classes) || self.dataset.format in ['idx', 'tar', 'synthetic']"
+                    .to_owned(),
+            message: "spec.dataset.classes: only for idx, tar and synthetic; leave it out".to_owned(),
             field: Some(".dataset.classes"),
         },
         Rule {
@@ -224,9 +227,19 @@ fn dataset_rules() -> Vec<Rule> {
             field: Some(".dataset.image"),
         },
         Rule {
-            rule: "!has(self.dataset) || !has(self.dataset.image) || self.dataset.format == 'synthetic'".to_owned(),
-            message: "spec.dataset.image: only for format synthetic; leave it out".to_owned(),
+            rule: "!has(self.dataset) || !has(self.dataset.image) || \
+                   self.dataset.format in ['imagefolder', 'tar', 'synthetic']"
+                .to_owned(),
+            message: "spec.dataset.image: only for imagefolder, tar and synthetic; leave it out".to_owned(),
             field: Some(".dataset.image"),
+        },
+        Rule {
+            rule:
+                "!has(self.dataset) || !(self.dataset.format in ['imagefolder', 'tar']) || !has(self.dataset.image) || \
+                   self.dataset.image.channels in [1, 3]"
+                    .to_owned(),
+            message: "spec.dataset.image.channels: 1 (grey) or 3 (red, green and blue) for pictures".to_owned(),
+            field: Some(".dataset.image.channels"),
         },
         Rule {
             rule: "!has(self.dataset) || (has(self.dataset.mean) ? self.dataset.mean.size() : 0) == \

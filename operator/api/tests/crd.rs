@@ -156,7 +156,7 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             "/spec/dataset",
             json!({"format": "cifar10", "uri": "file:///a", "classes": 10}),
             json!({"format": "idx", "uri": "file:///a", "classes": 47}),
-            "spec.dataset.classes: only for idx and synthetic",
+            "spec.dataset.classes: only for idx, tar and synthetic",
         ),
         (
             "/spec/dataset",
@@ -169,6 +169,12 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             json!({"format": "glyphs", "image": {"channels": 3, "height": 32, "width": 32}}),
             json!({"format": "glyphs"}),
             "spec.dataset.image: only for",
+        ),
+        (
+            "/spec/dataset",
+            json!({"format": "imagefolder", "uri": "file:///a", "image": {"channels": 4, "height": 32, "width": 32}}),
+            json!({"format": "imagefolder", "uri": "file:///a", "image": {"channels": 3, "height": 32, "width": 32}}),
+            "spec.dataset.image.channels: 1 (grey) or 3",
         ),
         (
             "/spec/dataset",

@@ -151,6 +151,112 @@ pub enum DataError {
         /// The shape of its images.
         evaluation_shape: Shape,
     },
+    /// A class without pictures.
+    #[error("{} holds no picture (.jpg, .jpeg or .png): put some there, or remove the folder of the class", folder.display())]
+    EmptyClass {
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// A class to evaluate that is not trained.
+    #[error("{} is no class to train, these are: {known}; rename or remove the folder", folder.display())]
+    UnknownClass {
+        /// Its folder.
+        folder: PathBuf,
+        /// The classes to train, separated by commas.
+        known: String,
+    },
+    /// More folders than classes are accepted.
+    #[error("{} holds {found} classes, accepted are 1 to {most}", folder.display())]
+    TooManyClasses {
+        /// Where.
+        folder: PathBuf,
+        /// How many.
+        found: usize,
+        /// The most that are accepted.
+        most: usize,
+    },
+    /// More pictures than are accepted.
+    #[error("{} holds more than {most} pictures, the most that are accepted", folder.display())]
+    TooManyPictures {
+        /// Where.
+        folder: PathBuf,
+        /// The most that are accepted.
+        most: usize,
+    },
+    /// The name of a class is not readable.
+    #[error("the name of {} is not UTF-8, and names a class: rename it", path.display())]
+    NoText {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The picture from which all others take their size cannot be decoded.
+    #[error("{}: {reason}; replace the picture, or give all of them a size by spec.dataset.image", path.display())]
+    Undecodable {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A picture of another size, and none is resized.
+    #[error("{place} has {}×{} pixels, the first picture {}×{}: set spec.dataset.image.height and width, to which all are resized", found.0, found.1, expected.0, expected.1)]
+    OtherSize {
+        /// Which.
+        place: String,
+        /// Its rows and columns.
+        found: (usize, usize),
+        /// Those of the first one.
+        expected: (usize, usize),
+    },
+    /// Too many pictures cannot be decoded.
+    #[error(
+        "{place}: {reason}: {found} corrupt pictures, spec.dataset.maxCorrupt accepts {most}; replace them, or accept more"
+    )]
+    TooManyCorrupt {
+        /// The last one.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+        /// How many there are.
+        found: usize,
+        /// The most that are accepted.
+        most: usize,
+    },
+    /// A class of which no picture can be decoded.
+    #[error("{place} and all other pictures of its class are corrupt; replace them")]
+    NoGoodPicture {
+        /// One of them.
+        place: String,
+    },
+    /// An archive that ends early or holds something else.
+    #[error("{} is a damaged archive: {source}; fetch the file again", path.display())]
+    DamagedArchive {
+        /// Which.
+        path: PathBuf,
+        /// What the reader found.
+        source: io::Error,
+    },
+    /// A sample of an archive without picture or label.
+    #[error("{}: {key} has no .{missing}: a sample is a picture and a label, KEY.jpg and KEY.cls, one after the other", path.display())]
+    HalfMember {
+        /// Which archive.
+        path: PathBuf,
+        /// The sample.
+        key: String,
+        /// The end of the name that is missing.
+        missing: &'static str,
+    },
+    /// A label in an archive that names no class.
+    #[error("{}: {key} has the label {found}, accepted are 0 to {most}", path.display())]
+    MemberLabel {
+        /// Which archive.
+        path: PathBuf,
+        /// The sample.
+        key: String,
+        /// Its label.
+        found: String,
+        /// The greatest that is accepted.
+        most: usize,
+    },
     /// The share to hold out is no share.
     #[error("spec.dataset.evaluationFraction is {found}, accepted are 0 to {most}")]
     EvaluationFraction {

@@ -1,6 +1,7 @@
 //! Data set → batches.
 //!
-//! [`idx`], [`cifar`] and [`synthetic`] read or make samples, and [`glyphs`] draws them.
+//! [`idx`], [`cifar`], [`imagefolder`] and [`shards`] read samples, [`synthetic`] makes them,
+//! and [`glyphs`] draws them.
 //! [`Normalise`] and [`Augment`] say how they reach the model. [`Permutation`] orders an epoch,
 //! [`Batches`] and [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares
 //! them as micro-batches ahead of the training, and [`Tally`] tells which were taken.
@@ -11,16 +12,20 @@ pub mod cifar;
 mod error;
 pub mod glyphs;
 pub mod idx;
+pub mod imagefolder;
 mod loader;
 mod look;
 mod normalise;
 mod partition;
 mod pass;
 mod permutation;
+mod picture;
+mod pictures;
 mod random;
 mod resample;
 mod samples;
 mod shape;
+pub mod shards;
 pub mod synthetic;
 mod tally;
 
@@ -31,6 +36,7 @@ pub use loader::{Batch, Evaluation, Loader, Order, QUEUED_BATCHES, StepShare};
 pub use normalise::{DEVIATION, MEAN, Normalise};
 pub use partition::{Seat, Step};
 pub use permutation::Permutation;
+pub use pictures::{PictureOptions, PictureProblem, PictureReport};
 pub use samples::{Dataset, MAX_CLASSES, MAX_EVALUATION_FRACTION, Samples};
 pub use shape::Shape;
 pub use tally::Tally;

@@ -2,8 +2,9 @@
 //! ahead of the training.
 //!
 //! The training waits for no core: a micro-batch that is not ready when it is wanted, the training
-//! prepares itself. On a busy machine the thread may get no core for milliseconds, which is a
-//! hundred times as long as a micro-batch of small samples takes to prepare.
+//! prepares itself. Pictures on disk are the exception: to decode them twice would cost more. On a
+//! busy machine the thread may get no core for milliseconds, which is a hundred times as long as a
+//! micro-batch of small samples takes to prepare.
 
 mod evaluation;
 
@@ -157,6 +158,9 @@ impl Loader {
         }
         self.undelivered -= 1;
         let cut = self.own.cuts.next()?;
+        if self.thread.is_some() && self.own.samples.is_costly() {
+            self.shelf.await_next();
+        }
         let batch = self.shelf.take().unwrap_or_else(|| self.own.prepare(cut, &self.shelf));
         self.taken += batch.taken;
         Some(batch)
@@ -179,8 +183,20 @@ impl Drop for Loader {
     }
 }
 
+/// Closes a shelf when its thread ends, even by a panic.
+struct Closing<'a>(&'a Shelf);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.close();
+        }
+    }
+}
+
 /// The thread's work, until all is prepared or nobody wants it any more.
 fn prepare_ahead(mut ahead: Preparation, shelf: &Arc<Shelf>) {
+    let _closing = Closing(shelf);
     if ahead.is_idle() {
         return;
     }

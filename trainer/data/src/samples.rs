@@ -1,4 +1,5 @@
-//! Labelled samples: pixels in memory, or random ones that are drawn when they are wanted.
+//! Labelled samples: pixels in memory, pictures on disk that are decoded when they are wanted, or
+//! random values that are drawn then.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use crate::{
     Augment, DataError, Normalise, Shape,
     augment::View,
     pass::Pass,
+    pictures::{Pictures, Preparation},
     random::Random,
     resample::{Picture, Scratch, resample},
 };
@@ -42,6 +44,8 @@ pub struct Samples {
 enum Content {
     /// Bytes of all samples in one block, sample after sample, each channel × row × column.
     Memory(Vec<u8>),
+    /// Encoded pictures.
+    Pictures(Arc<Pictures>),
     /// Random bytes, keyed by the seed and the sample's number from `first`.
     Random { seed: u64, first: u64 },
 }
@@ -63,6 +67,12 @@ impl Samples {
     /// alone.
     pub(crate) fn random(shape: Shape, classes: usize, labels: Vec<u32>, seed: u64) -> Self {
         Self::of(shape, classes, labels, Content::Random { seed, first: 0 })
+    }
+
+    /// Pictures on disk, a label for each.
+    pub(crate) fn pictures(shape: Shape, classes: usize, labels: Vec<u32>, pictures: Pictures) -> Self {
+        assert_eq!(pictures.places.len(), labels.len(), "a label for each picture");
+        Self::of(shape, classes, labels, Content::Pictures(Arc::new(pictures)))
     }
 
     fn of(shape: Shape, classes: usize, labels: Vec<u32>, content: Content) -> Self {
@@ -130,6 +140,12 @@ impl Samples {
         self.labels.is_empty()
     }
 
+    /// Whether preparing a sample takes so long that nobody should do it twice.
+    #[must_use]
+    pub(crate) const fn is_costly(&self) -> bool {
+        matches!(self.content, Content::Pictures(_))
+    }
+
     /// How the values are normalised.
     #[must_use]
     pub const fn normalise(&self) -> &Normalise {
@@ -141,6 +157,7 @@ impl Samples {
     pub fn memory_bytes(&self) -> u64 {
         let content = match &self.content {
             Content::Memory(pixels) => pixels.len(),
+            Content::Pictures(pictures) => pictures.memory_bytes(),
             Content::Random { .. } => 0,
         };
         (content + size_of_val(self.labels.as_slice())) as u64
@@ -173,7 +190,7 @@ impl Samples {
     pub fn pixels(&self) -> &[u8] {
         match &self.content {
             Content::Memory(pixels) => pixels,
-            Content::Random { .. } => panic!("random samples lie nowhere"),
+            Content::Pictures(_) | Content::Random { .. } => panic!("the samples do not lie in memory"),
         }
     }
 
@@ -190,6 +207,12 @@ impl Samples {
         let levels = self.normalise.levels();
         let pass = pass.filter(|_| !self.augment.is_none());
         values.clear();
+        if let Content::Pictures(pictures) = &self.content {
+            let Self { labels, shape, augment, .. } = self;
+            values.resize(ids.len() * bytes, 0.0);
+            let preparation = Preparation { labels, shape: *shape, levels: &levels, augment, pass };
+            return pictures.prepare(ids, &preparation, values);
+        }
         if let (Content::Memory(_), None) = (&self.content, pass) {
             return ids.iter().for_each(|id| self.extend(self.image(*id as usize), &levels, values));
         }
@@ -197,7 +220,7 @@ impl Samples {
         for id in ids {
             match (&self.content, pass) {
                 (Content::Random { seed, first }, _) => random_bytes(*seed, first + id, &mut sample),
-                (Content::Memory(_), None) => unreachable!("taken as they are"),
+                (Content::Memory(_), None) | (Content::Pictures(_), _) => unreachable!("prepared already"),
                 (Content::Memory(_), Some(Pass { seed, epoch })) => {
                     let mut random = Random::augmenting(seed, epoch, *id);
                     let size = (self.shape.height, self.shape.width);
@@ -225,12 +248,13 @@ impl Samples {
         }
     }
 
-    /// The first samples and the last `held_out`.
+    /// The first samples and the last `held_out`. Pictures are split by class when they are listed.
     pub(crate) fn split(mut self, held_out: usize) -> Dataset {
         let kept = self.len() - held_out;
         let content = match &mut self.content {
             Content::Memory(pixels) => Content::Memory(pixels.split_off(kept * self.shape.bytes())),
             Content::Random { seed, first } => Content::Random { seed: *seed, first: *first + kept as u64 },
+            Content::Pictures(pictures) => unreachable!("{pictures:?} are split already"),
         };
         let labels = self.labels.split_off(kept);
         let evaluation = Self {
@@ -256,6 +280,7 @@ impl Samples {
         }
         match content {
             Content::Memory(pixels) => hash.update(pixels),
+            Content::Pictures(pictures) => hash.update(&pictures.fingerprint),
             Content::Random { seed, first } => hash.update(&seed.to_le_bytes()).update(&first.to_le_bytes()),
         };
         for labels in labels.chunks(1024) {

@@ -10,9 +10,11 @@ use crate::{InvalidField, file_uri::check_file_uri};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DatasetSpec {
     /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
-    /// allowed), cifar10 or cifar100 (a folder with the binary version), glyphs (digits that the
-    /// trainer draws itself, without a download), synthetic (random values of any shape, to measure
-    /// speed) or own (the samples that the trainer's program brings with its model).
+    /// allowed), cifar10 or cifar100 (a folder with the binary version), imagefolder (JPEG and PNG
+    /// files in a folder for each class), tar (archives with KEY.jpg and KEY.cls for each sample),
+    /// glyphs (digits that the trainer draws itself, without a download), synthetic (random values
+    /// of any shape, to measure speed) or own (the samples that the trainer's program brings with
+    /// its model).
     pub format: DatasetFormat,
     /// Folder with the files, as a file:// URI inside the workers, such as file:///data/mnist.
     /// glyphs, synthetic and own do not use it, the other formats require it. Default: none.
@@ -29,12 +31,13 @@ pub struct DatasetSpec {
     #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
-    /// Number of classes; only for idx and synthetic. Default: for idx the greatest label and 1,
-    /// for synthetic 10.
+    /// Number of classes; only for idx, tar and synthetic. Default: for idx and tar the greatest
+    /// label and 1, for synthetic 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub classes: Option<u32>,
-    /// Size of the samples; synthetic requires it. Default: none.
+    /// Size of the samples; synthetic requires it. Pictures of imagefolder and tar are resized
+    /// to it; without it, all must have the size of the first. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSpec>,
     /// Mean of each channel as a share of the greatest value, subtracted from each value. Default:
@@ -50,6 +53,16 @@ pub struct DatasetSpec {
     /// Random changes of the training samples. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub augment: Option<AugmentSpec>,
+    /// Most corrupt pictures that a worker skips before the job fails; only for imagefolder and
+    /// tar. The next good picture of the class takes the place of a skipped one. Default: 0.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1_000_000_000)))]
+    pub max_corrupt: u32,
+    /// Number of threads that decode pictures for each device; only for imagefolder and tar.
+    /// Default: 1.
+    #[serde(default = "DatasetSpec::default_decoding_threads")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1024)))]
+    pub decoding_threads: u32,
 }
 
 /// Storage formats.
@@ -63,6 +76,10 @@ pub enum DatasetFormat {
     Cifar10,
     #[allow(missing_docs, reason = "as above")]
     Cifar100,
+    #[allow(missing_docs, reason = "as above")]
+    Imagefolder,
+    #[allow(missing_docs, reason = "as above")]
+    Tar,
     #[allow(missing_docs, reason = "as above")]
     Glyphs,
     #[allow(missing_docs, reason = "as above")]
@@ -139,6 +156,8 @@ impl DatasetFormat {
             Self::Idx => "idx",
             Self::Cifar10 => "cifar10",
             Self::Cifar100 => "cifar100",
+            Self::Imagefolder => "imagefolder",
+            Self::Tar => "tar",
             Self::Glyphs => "glyphs",
             Self::Synthetic => "synthetic",
             Self::Own => "own",
@@ -149,7 +168,7 @@ impl DatasetFormat {
     #[must_use]
     pub const fn is_in_files(self) -> bool {
         match self {
-            Self::Idx | Self::Cifar10 | Self::Cifar100 => true,
+            Self::Idx | Self::Cifar10 | Self::Cifar100 | Self::Imagefolder | Self::Tar => true,
             Self::Glyphs | Self::Synthetic | Self::Own => false,
         }
     }
@@ -164,12 +183,28 @@ impl DatasetSpec {
         10_000
     }
 
+    fn default_decoding_threads() -> u32 {
+        1
+    }
+
     /// Checks the rules that no schema can state. Each is a CEL rule of the CRD as well.
     ///
     /// # Errors
     /// A field breaks a rule. The error names the first one.
     pub(crate) fn check(&self) -> Result<(), InvalidField> {
-        let Self { format, uri, classes, image, mean, std, augment, evaluation_fraction: _, samples: _ } = self;
+        let Self {
+            format,
+            uri,
+            classes,
+            image,
+            mean,
+            std,
+            augment,
+            evaluation_fraction: _,
+            samples: _,
+            max_corrupt: _,
+            decoding_threads: _,
+        } = self;
         match uri {
             None if format.is_in_files() => {
                 let accepted = format!("required for format {}: file:///FOLDER", format.as_str());
@@ -178,27 +213,26 @@ impl DatasetSpec {
             Some(uri) if format.is_in_files() => check_file_uri("spec.dataset.uri", uri)?,
             Some(_) | None => {}
         }
+        use DatasetFormat::{Cifar10, Cifar100, Glyphs, Idx, Imagefolder, Own, Synthetic, Tar};
         match (format, classes) {
-            (
-                DatasetFormat::Cifar10 | DatasetFormat::Cifar100 | DatasetFormat::Glyphs | DatasetFormat::Own,
-                Some(classes),
-            ) => {
-                return Err(InvalidField::new(
-                    "spec.dataset.classes",
-                    classes,
-                    "only for idx and synthetic; leave it out",
-                ));
+            (Cifar10 | Cifar100 | Imagefolder | Glyphs | Own, Some(classes)) => {
+                let accepted = "only for idx, tar and synthetic; leave it out";
+                return Err(InvalidField::new("spec.dataset.classes", classes, accepted));
             }
-            (_, None) | (DatasetFormat::Idx | DatasetFormat::Synthetic, Some(_)) => {}
+            (_, None) | (Idx | Tar | Synthetic, Some(_)) => {}
         }
         match (format, image) {
-            (DatasetFormat::Synthetic, None) => {
+            (Synthetic, None) => {
                 let accepted = "required for format synthetic: height and width in pixels";
                 return Err(InvalidField::new("spec.dataset.image", "missing", accepted));
             }
-            (DatasetFormat::Synthetic, Some(_)) | (_, None) => {}
-            (_, Some(_)) => {
-                let accepted = "only for format synthetic; leave it out";
+            (Imagefolder | Tar, Some(ImageSpec { channels, .. })) if ![1, 3].contains(channels) => {
+                let accepted = "1 (grey) or 3 (red, green and blue) for pictures";
+                return Err(InvalidField::new("spec.dataset.image.channels", channels, accepted));
+            }
+            (Imagefolder | Tar | Synthetic, Some(_)) | (_, None) => {}
+            (Idx | Cifar10 | Cifar100 | Glyphs | Own, Some(_)) => {
+                let accepted = "only for imagefolder, tar and synthetic; leave it out";
                 return Err(InvalidField::new("spec.dataset.image", "given", accepted));
             }
         }
@@ -261,6 +295,9 @@ mod tests {
             json!({"format": "synthetic", "image": image, "classes": 1000}),
             json!({"format": "glyphs", "augment": {"randomCrop": {"padding": 2}, "randomHorizontalFlip": 0.5}}),
             json!({"format": "glyphs", "augment": {"randomResizedCrop": {}}}),
+            json!({"format": "imagefolder", "uri": "file:///data"}),
+            json!({"format": "tar", "uri": "file:///data", "classes": 10, "image": {"height": 8, "width": 8}}),
+            json!({"format": "imagefolder", "uri": "file:///data", "image": {"channels": 1, "height": 8, "width": 8}}),
         ];
         for dataset in good {
             assert_eq!(problem(dataset.clone()), "", "{dataset}");
@@ -271,6 +308,10 @@ mod tests {
             (json!({"format": "cifar10", "uri": "file:///data", "classes": 10}), "spec.dataset.classes: 10: only for"),
             (json!({"format": "synthetic"}), "spec.dataset.image: missing: required"),
             (json!({"format": "glyphs", "image": image}), "spec.dataset.image: given: only for"),
+            (
+                json!({"format": "imagefolder", "uri": "file:///data", "image": {"channels": 4, "height": 8, "width": 8}}),
+                "spec.dataset.image.channels: 4: 1 (grey) or 3",
+            ),
             (json!({"format": "glyphs", "mean": [0.5]}), "spec.dataset.std: 0 values: as many values"),
             (
                 json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 0.1]}}}),
@@ -284,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_format_is_spelled_as_it_is_read() {
-        for format in ["idx", "cifar10", "cifar100", "glyphs", "synthetic"] {
+        for format in ["idx", "cifar10", "cifar100", "imagefolder", "tar", "glyphs", "synthetic", "own"] {
             let read: DatasetFormat = serde_json::from_value(json!(format)).expect("a format");
             assert_eq!(read.as_str(), format);
         }

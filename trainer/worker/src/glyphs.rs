@@ -1,12 +1,16 @@
 //! `lockstep-trainer glyphs`: data sets that need no download.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::ValueEnum;
 use lockstep_data::{
     DataError,
     cifar::{self, Cifar},
-    glyphs, idx,
+    glyphs, idx, imagefolder, shards,
 };
 use tracing::error;
 
@@ -37,10 +41,20 @@ enum Format {
     Cifar10,
     /// CIFAR-100's binary version: the digits in ten colours, each a class.
     Cifar100,
+    /// A folder of JPEG and PNG pictures of many sizes: the digits in colours.
+    Imagefolder,
+    /// The same pictures in tar archives.
+    Tar,
 }
 
 /// The share of CIFAR's images that test: 10,000 of 60,000.
 const TESTING: f64 = 1.0 / 6.0;
+
+/// The names of the classes.
+const DIGITS: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
+
+/// Samples of an archive.
+const SHARD: usize = 500;
 
 /// Draws glyphs and writes them.
 pub(crate) fn write(arguments: &Arguments) -> ExitCode {
@@ -61,5 +75,18 @@ fn written(arguments: &Arguments) -> Result<(), DataError> {
         Format::Idx => idx::write(output, idx::Part::Train, &glyphs::draw(samples, seed, 0.0).train),
         Format::Cifar10 => in_colours(Cifar::Ten),
         Format::Cifar100 => in_colours(Cifar::Hundred),
+        Format::Imagefolder => pictures(output, samples, seed).map(drop),
+        Format::Tar => {
+            let folder = output.join("pictures");
+            let [train, evaluation] = pictures(&folder, samples, seed)?;
+            shards::write(&output.join("train"), "train", &train, SHARD)?;
+            shards::write(&output.join("evaluation"), "evaluation", &evaluation, SHARD)?;
+            fs::remove_dir_all(&folder).map_err(|source| DataError::Write { path: folder, source })
+        }
     }
+}
+
+/// Writes coloured digits as pictures, and returns those for training and those for evaluation.
+fn pictures(folder: &Path, samples: usize, seed: u64) -> Result<[Vec<(PathBuf, u32)>; 2], DataError> {
+    imagefolder::write(folder, &cifar::draw(Cifar::Ten, samples, seed, TESTING), &DIGITS, seed)
 }

@@ -14,6 +14,8 @@ pub(super) struct Shelf {
     state: Mutex<State>,
     /// There is room for another micro-batch, or the shelf is closed.
     changed: Condvar,
+    /// A micro-batch is ready, or the shelf is closed.
+    arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +38,14 @@ impl State {
 }
 
 impl Shelf {
+    /// Waits until the next micro-batch is ready, or nobody prepares any more.
+    pub(super) fn await_next(&self) {
+        let mut state = self.lock();
+        while state.ready.is_empty() && !state.closed {
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Takes the next micro-batch. `None` where it is not ready: then the training prepares it.
     pub(super) fn take(&self) -> Option<Batch> {
         let mut state = self.lock();
@@ -53,6 +63,8 @@ impl Shelf {
         let mut state = self.lock();
         if index >= state.taken {
             state.ready.push_back(batch);
+            drop(state);
+            self.arrived.notify_one();
         } else {
             // It gives its buffers back to this shelf.
             drop(state);
@@ -86,13 +98,14 @@ impl Shelf {
         }
     }
 
-    /// Nobody takes any more.
+    /// Nobody takes or prepares any more.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         let unwanted = std::mem::take(&mut state.ready);
         drop(state);
         self.changed.notify_one();
+        self.arrived.notify_one();
         drop(unwanted);
     }
 
@@ -121,6 +134,25 @@ mod tests {
         assert_eq!(shelf.await_room(1), Some(3));
         shelf.put(3, batch(3));
         assert_eq!(shelf.take().map(|batch| batch.labels[0]), Some(3));
+    }
+
+    #[test]
+    fn who_waits_for_a_micro_batch_goes_on_when_it_arrives_or_the_shelf_closes() {
+        let shelf = Shelf::default();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                shelf.await_next();
+                shelf.take().map(|batch| batch.labels[0])
+            });
+            shelf.put(0, batch(7));
+            assert_eq!(waiting.join().expect("no panic"), Some(7));
+            let waiting = scope.spawn(|| {
+                shelf.await_next();
+                shelf.take().is_none()
+            });
+            shelf.close();
+            assert!(waiting.join().expect("no panic"));
+        });
     }
 
     #[test]

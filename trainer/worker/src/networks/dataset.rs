@@ -1,34 +1,49 @@
 //! The samples that a workload names.
 
-use std::path::Path;
+use std::{path::Path, process, sync::Arc};
 
 use lockstep_data::{
-    Augment, DataError, Dataset, Normalise, ResizedCrop, Shape,
+    Augment, DataError, Dataset, Normalise, PictureOptions, PictureProblem, PictureReport, ResizedCrop, Shape,
     cifar::{self, Cifar},
-    glyphs, idx, synthetic,
+    glyphs, idx, imagefolder, shards, synthetic,
 };
 use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, Workload};
+use tracing::{error, warn};
 
-use crate::{compute::recipe::check_batches, failure::Failure, storage::retry::warned_of};
+use crate::{
+    compute::recipe::check_batches,
+    failure::{Failure, leave},
+    storage::retry::warned_of,
+};
 
 /// The refusal of a manifest for a trainer that brings its own model and samples.
 pub(super) const NOT_BROUGHT: &str =
     "this trainer brings none; name the trainer that does with `lockstep run --trainer`, or in spec.template";
+/// Values per pixel of pictures, unless the manifest says.
+const COLOUR: usize = 3;
 /// The classes of random samples, unless the manifest says.
 const SYNTHETIC_CLASSES: u32 = 10;
 
-/// Reads or draws the samples, and checks that they fill the global batch.
-pub(crate) fn open(workload: &Workload) -> Result<Dataset, Failure> {
+/// Reads or draws the samples, and checks that they fill the global batch. Problems with pictures
+/// that are decoded later are reported then.
+pub(crate) fn open(workload: &Workload, report: PictureReport) -> Result<Dataset, Failure> {
     let Workload { dataset, training, .. } = workload;
+    let classes = dataset.classes.map(|classes| classes as usize);
     let samples = match dataset.format {
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
         DatasetFormat::Synthetic => random(dataset, training.seed)?,
         DatasetFormat::Own => return Err(Failure::fatal(format!("spec.dataset.format: own: {NOT_BROUGHT}"))),
-        DatasetFormat::Idx => of_files(dataset, |folder, held_out| {
-            idx::read(folder, held_out, dataset.classes.map(|classes| classes as usize))
-        })?,
+        DatasetFormat::Idx => of_files(dataset, |folder, held_out| idx::read(folder, held_out, classes))?,
         DatasetFormat::Cifar10 => of_files(dataset, |folder, held_out| cifar::read(folder, Cifar::Ten, held_out))?,
         DatasetFormat::Cifar100 => of_files(dataset, |folder, held_out| cifar::read(folder, Cifar::Hundred, held_out))?,
+        DatasetFormat::Imagefolder => {
+            let options = pictures(dataset, report);
+            of_files(dataset, |folder, held_out| imagefolder::read(folder, held_out, &options))?
+        }
+        DatasetFormat::Tar => {
+            let options = pictures(dataset, report);
+            of_files(dataset, |folder, held_out| shards::read(folder, held_out, classes, &options))?
+        }
     };
     check_batches(training, samples.train.len() as u64)?;
     let normalise = normalise(dataset, samples.train.shape()).map_err(Failure::fatal)?;
@@ -40,6 +55,38 @@ pub(crate) fn open(workload: &Workload) -> Result<Dataset, Failure> {
             None => part,
         }
     }))
+}
+
+/// Returns a report that logs problems, and ends this process with a fatal one: the thread that
+/// meets it has no other way out of a step.
+pub(crate) fn ending_at(ending: &Path) -> PictureReport {
+    let ending = ending.to_owned();
+    Arc::new(move |problem| match problem {
+        PictureProblem::Skipped { place, reason, found, most } => {
+            warn!(place, reason, found, most, "corrupt picture skipped");
+        }
+        PictureProblem::Fatal(error) => {
+            let failure = failure(&error);
+            error!(exit = %failure.exit(), "{failure}");
+            leave(&ending, &failure.ending());
+            process::exit(failure.exit().code().into());
+        }
+    })
+}
+
+fn failure(error: &DataError) -> Failure {
+    if error.passes() { Failure::retry(error) } else { Failure::fatal(error) }
+}
+
+fn pictures(dataset: &DatasetSpec, report: PictureReport) -> PictureOptions {
+    let DatasetSpec { image, max_corrupt, decoding_threads, .. } = dataset;
+    PictureOptions {
+        channels: image.map_or(COLOUR, |image| image.channels as usize),
+        size: image.map(|image| (image.height as usize, image.width as usize)),
+        max_corrupt: *max_corrupt as usize,
+        threads: *decoding_threads as usize,
+        report,
+    }
 }
 
 fn of_files(
@@ -99,7 +146,8 @@ mod tests {
             "communication": {},
             "checkpoint": {"uri": "file:///checkpoints"},
         });
-        open(&serde_json::from_value(workload).expect("a workload")).map_err(|failure| failure.to_string())
+        open(&serde_json::from_value(workload).expect("a workload"), Arc::new(|_| {}))
+            .map_err(|failure| failure.to_string())
     }
 
     #[test]

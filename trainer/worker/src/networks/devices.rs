@@ -139,7 +139,7 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{sync::Arc, thread};
 
     use lockstep_collective::{Abort, Communicator};
     use lockstep_data::{Batches, Order, Seat};
@@ -164,7 +164,7 @@ mod tests {
             "checkpoint": {"uri": "file:///checkpoints"},
         }))
         .expect("a workload");
-        let dataset = dataset::open(&workload).expect("glyphs");
+        let dataset = dataset::open(&workload, Arc::new(|_| {})).expect("glyphs");
         let network = model::network(&workload, &dataset).expect("a network");
         let make = || {
             let ready_order = network.table().ready_order();

@@ -3,6 +3,7 @@
 use std::{
     io::{self, Write as _},
     process::ExitCode,
+    sync::Arc,
 };
 
 use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
@@ -98,7 +99,7 @@ fn of_workload(workload: &str) -> Result<Report, Failure> {
     }
     let training = workload.training.clone();
     (workload.training.global_batch_size, workload.training.batch_size_schedule) = (1, Vec::new());
-    let network = model::network(&workload, &dataset::open(&workload)?)?;
+    let network = model::network(&workload, &dataset::open(&workload, Arc::new(|_| {}))?)?;
     let ModelSpec { name, .. } = workload.model;
     Ok(report(name.map_or("own layers", |name| name.as_str()).to_owned(), &network, &training))
 }

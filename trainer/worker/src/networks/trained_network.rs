@@ -42,7 +42,7 @@ struct TrainedNetwork {
 /// # Errors
 /// The samples cannot be read, the model does not fit them, or neither fits into memory.
 pub(crate) fn open(launch: &Launch, workload: &Workload) -> Result<Box<dyn Trainee>, Failure> {
-    let dataset = dataset::open(workload)?;
+    let dataset = dataset::open(workload, dataset::ending_at(&launch.ending))?;
     let network = model::network(workload, &dataset)?;
     let rule = UpdateRule::new(&workload.training, model::has_norms(&network));
     memory::check(launch, &needs(workload, &rule, &network, &dataset))?;

@@ -6,12 +6,13 @@ use lockstep_launch::{DatasetSpec, InvalidField, Task};
 use serde_json::Value;
 
 /// Returns the first field that gives the checkpoints of `earlier` another meaning under `later`.
-/// The samples may move: the trainer compares their digest with that of its checkpoints.
+/// The samples may move: the trainer compares their digest with that of its checkpoints. How many
+/// threads decode them changes none of them.
 pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
     let decisive = |task: &Task| match task {
         Task::Train(workload) => serde_json::json!({
             "model": workload.model,
-            "dataset": DatasetSpec { uri: None, ..workload.dataset.clone() },
+            "dataset": DatasetSpec { uri: None, max_corrupt: 0, decoding_threads: 1, ..workload.dataset.clone() },
             "training": {
                 "seed": workload.training.seed,
                 "globalBatchSize": workload.training.global_batch_size,

@@ -1,0 +1,275 @@
+//! Encoded pictures on disk that are decoded when they are wanted.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    Augment, DataError, Shape,
+    augment::View,
+    pass::Pass,
+    picture::{Decoded, MAX_ENCODED_BYTES, decode},
+    random::Random,
+    resample::{Scratch, resample},
+};
+
+/// How often a file is read that storage does not give, and the pause before another try.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What happened to a picture while the training ran.
+#[derive(Debug)]
+pub enum PictureProblem {
+    /// It is corrupt, and the next good one of its class takes its place.
+    Skipped {
+        /// Where it lies.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+        /// Corrupt pictures that this process has met.
+        found: usize,
+        /// The most that are accepted.
+        most: usize,
+    },
+    /// The training cannot go on.
+    Fatal(DataError),
+}
+
+/// Is told each problem. It should end the process at a fatal one.
+pub type PictureReport = Arc<dyn Fn(PictureProblem) + Send + Sync>;
+
+/// How pictures are decoded.
+#[derive(Clone)]
+pub struct PictureOptions {
+    /// Values per pixel: 1 or 3.
+    pub channels: usize,
+    /// Rows and columns that each picture is resized to. Without, all must have the first one's.
+    pub size: Option<(usize, usize)>,
+    /// Corrupt pictures that are skipped before the training ends.
+    pub max_corrupt: usize,
+    /// Threads that decode a micro-batch.
+    pub threads: usize,
+    /// Is told of problems.
+    pub report: PictureReport,
+}
+
+/// Where an encoded picture lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The file, in the list of files.
+    pub(crate) file: u32,
+    /// The part of the file, from a byte and so many bytes; all of it without.
+    pub(crate) part: Option<(u64, u64)>,
+}
+
+/// Pictures, by their numbers.
+pub(crate) struct Pictures {
+    pub(crate) folder: PathBuf,
+    /// Paths below the folder.
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) places: Vec<Place>,
+    /// What tells these pictures from others.
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) options: PictureOptions,
+    corrupt: Mutex<BTreeSet<usize>>,
+}
+
+impl fmt::Debug for Pictures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pictures")
+            .field("folder", &self.folder)
+            .field("len", &self.places.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Pictures {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.files, &self.places, self.fingerprint) == (&other.files, &other.places, other.fingerprint)
+    }
+}
+
+/// How the pictures of a micro-batch become values.
+pub(crate) struct Preparation<'a> {
+    pub(crate) labels: &'a [u32],
+    pub(crate) shape: Shape,
+    pub(crate) levels: &'a [[f32; 256]],
+    pub(crate) augment: &'a Augment,
+    pub(crate) pass: Option<Pass>,
+}
+
+/// What a thread uses again from picture to picture.
+#[derive(Default)]
+struct Buffers {
+    encoded: Vec<u8>,
+    sample: Vec<u8>,
+    scratch: Scratch,
+}
+
+impl Pictures {
+    pub(crate) fn new(
+        folder: PathBuf,
+        files: Vec<PathBuf>,
+        places: Vec<Place>,
+        fingerprint: [u8; 32],
+        options: PictureOptions,
+    ) -> Self {
+        Self { folder, files, places, fingerprint, options, corrupt: Mutex::default() }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let paths: usize = self.files.iter().map(|file| file.as_os_str().len() + size_of::<PathBuf>()).sum();
+        paths + size_of_val(self.places.as_slice())
+    }
+
+    /// Writes the values of the pictures, one after another: each thread takes the next one that
+    /// nobody has. So many pictures are decoded in memory at once as there are threads.
+    pub(crate) fn prepare(&self, ids: &[u64], preparation: &Preparation<'_>, values: &mut [f32]) {
+        let left = Mutex::new(ids.iter().zip(values.chunks_mut(preparation.shape.bytes())));
+        let work = || {
+            let mut buffers = Buffers::default();
+            loop {
+                let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((id, values)) = next else { return };
+                self.prepare_one(*id as usize, preparation, &mut buffers, values);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..self.options.threads.min(ids.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+
+    fn prepare_one(&self, id: usize, preparation: &Preparation<'_>, buffers: &mut Buffers, values: &mut [f32]) {
+        let Preparation { labels, shape, levels, augment, pass } = *preparation;
+        let picture = self.decoded(id, labels, shape, &mut buffers.encoded);
+        let view = match pass {
+            Some(Pass { seed, epoch }) => {
+                augment.view(picture.size(), shape, &mut Random::augmenting(seed, epoch, id as u64))
+            }
+            None => View::centred(picture.size(), shape),
+        };
+        buffers.sample.resize(shape.bytes(), 0);
+        resample(picture.as_picture(), &view, shape, &mut buffers.sample, &mut buffers.scratch);
+        let plane = shape.height * shape.width;
+        for ((values, pixels), levels) in values.chunks_mut(plane).zip(buffers.sample.chunks(plane)).zip(levels) {
+            values.iter_mut().zip(pixels).for_each(|(value, pixel)| *value = levels[usize::from(*pixel)]);
+        }
+    }
+
+    /// The picture, or the next good one of its class after it, from the first again after the
+    /// last. Every worker finds the same one.
+    fn decoded(&self, id: usize, labels: &[u32], shape: Shape, encoded: &mut Vec<u8>) -> Decoded {
+        let of_class = (id..labels.len()).chain(0..id).filter(|other| labels[*other] == labels[id]);
+        for candidate in of_class {
+            if self.corrupt().contains(&candidate) {
+                continue;
+            }
+            let problem = match self.read(candidate, encoded) {
+                Ok(()) => match decode(encoded, shape.channels) {
+                    Ok(picture) => return self.checked(candidate, picture, shape),
+                    Err(reason) => reason,
+                },
+                Err(source) if is_lasting(&source) => source.to_string(),
+                Err(source) => self.end(DataError::Read { path: self.path(candidate), source }),
+            };
+            self.skip(candidate, problem);
+        }
+        self.end(DataError::NoGoodPicture { place: self.place(id) })
+    }
+
+    /// Refuses a picture of another size where none is resized.
+    fn checked(&self, id: usize, picture: Decoded, shape: Shape) -> Decoded {
+        let size = (shape.height, shape.width);
+        if self.options.size.is_none() && picture.size() != size {
+            self.end(DataError::OtherSize { place: self.place(id), found: picture.size(), expected: size });
+        }
+        picture
+    }
+
+    fn skip(&self, id: usize, reason: String) {
+        let most = self.options.max_corrupt;
+        let (is_new, found) = {
+            let mut corrupt = self.corrupt();
+            (corrupt.insert(id), corrupt.len())
+        };
+        if found > most {
+            self.end(DataError::TooManyCorrupt { place: self.place(id), reason, found, most });
+        }
+        if is_new {
+            (self.options.report)(PictureProblem::Skipped { place: self.place(id), reason, found, most });
+        }
+    }
+
+    fn end(&self, error: DataError) -> ! {
+        let message = error.to_string();
+        (self.options.report)(PictureProblem::Fatal(error));
+        panic!("{message}");
+    }
+
+    fn read(&self, id: usize, encoded: &mut Vec<u8>) -> io::Result<()> {
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            match read_part(&self.path(id), self.places[id].part, encoded) {
+                Err(error) if tried < TRIES && !is_lasting(&error) => thread::sleep(PAUSE),
+                other => return other,
+            }
+        }
+    }
+
+    fn path(&self, id: usize) -> PathBuf {
+        self.folder.join(&self.files[self.places[id].file as usize])
+    }
+
+    /// Where a picture lies, for people.
+    fn place(&self, id: usize) -> String {
+        match self.places[id].part {
+            None => self.path(id).display().to_string(),
+            Some((start, _)) => format!("{} at byte {start}", self.path(id).display()),
+        }
+    }
+
+    fn corrupt(&self) -> MutexGuard<'_, BTreeSet<usize>> {
+        self.corrupt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether every worker at every time would fail as well.
+fn is_lasting(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::FileTooLarge
+    )
+}
+
+/// Replaces what `encoded` holds by a part of a file, or by all of it.
+pub(crate) fn read_part(path: &Path, part: Option<(u64, u64)>, encoded: &mut Vec<u8>) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let bytes = match part {
+        Some((start, bytes)) => {
+            file.seek(SeekFrom::Start(start))?;
+            bytes
+        }
+        None => file.metadata()?.len(),
+    };
+    if bytes > MAX_ENCODED_BYTES {
+        let told = format!("it has {bytes} bytes, accepted are {MAX_ENCODED_BYTES}");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, told));
+    }
+    encoded.clear();
+    file.take(bytes).read_to_end(encoded)?;
+    if encoded.len() as u64 == bytes { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
