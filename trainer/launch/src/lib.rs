@@ -41,7 +41,6 @@ pub mod training_group;
 mod unsaved;
 mod workload;
 
-pub use batch_size::BatchSizeChange;
 pub use benchmark::{Benchmark, Collectives};
 pub use benchmark_report::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
 pub use byte_size::{ByteSize, ByteSizeError};
@@ -67,4 +66,6 @@ pub use shards::SHARDS;
 pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
-pub use workload::{CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload};
+pub use workload::{
+    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload,
+};

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BatchSizeChange, Communication, CommunicationAlgorithm, DatasetSpec, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
+    Communication, CommunicationAlgorithm, DatasetSpec, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
     file_uri::check_file_uri,
     optimization::{Decay, LearningRateSchedule, Optimizer},
 };
@@ -304,6 +304,20 @@ impl Workload {
             }),
         }
     }
+}
+
+/// Another global batch from an epoch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BatchSizeChange {
+    /// Epochs that are done before this batch begins. One at or after spec.training.epochs never
+    /// does. Required.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000)))]
+    pub epoch: u32,
+    /// Samples of one optimiser step over all workers together, from that epoch on. Required.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
+    pub global_batch_size: u32,
 }
 
 #[cfg(test)]
