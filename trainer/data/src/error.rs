@@ -209,7 +209,7 @@ pub enum DataError {
     },
     /// Too many pictures cannot be decoded.
     #[error(
-        "{place}: {reason}: {found} corrupt pictures, spec.dataset.maxCorrupt accepts {most}; replace them, or accept more"
+        "{place}: {reason}; this is corrupt picture {found}, and spec.dataset.maxCorrupt accepts {most}: replace them, or accept more"
     )]
     TooManyCorrupt {
         /// The last one.

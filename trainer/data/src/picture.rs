@@ -105,7 +105,8 @@ fn reason(error: &ImageError) -> String {
         ImageError::Limits(_) => {
             format!("{error}; accepted are {MAX_SIDE} rows and columns and {MAX_DECODED_BYTES} bytes")
         }
-        other => other.to_string(),
+        // Some of the decoders' messages end with a line break.
+        other => other.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
     }
 }
 
