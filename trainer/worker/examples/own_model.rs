@@ -1,5 +1,5 @@
 //! A model of your own: one hidden layer learns which points of a square lie inside a disc.
-//! `lockstep run deploy/examples/own-model.yaml --trainer target/release/examples/own_model`
+//! `cargo build --release && cargo run --release --example own_model`
 
 use lockstep_worker::{Judged, OwnModel, Parameter, SampleCounts, run};
 

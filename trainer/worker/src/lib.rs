@@ -20,6 +20,7 @@ mod networks;
 mod own_model;
 mod panics;
 mod progress;
+mod quick_start;
 mod saving;
 mod serve;
 mod signals;
@@ -72,8 +73,12 @@ pub fn run_networks() -> ExitCode {
     process(&networks::open)
 }
 
-/// Runs a process that trains a model of the user's own: the `main` of such a program.
+/// Runs a process that trains a model of the user's own: the `main` of such a program. Called
+/// without arguments, the program trains the model on this machine by `lockstep run`.
 pub fn run(model: impl OwnModel + 'static) -> ExitCode {
+    if std::env::args_os().len() == 1 {
+        return quick_start::train();
+    }
     let model = Cell::new(Some(model));
     process(&|launch, workload| match model.take() {
         Some(model) => own_model::open(model, launch, workload),
