@@ -42,6 +42,43 @@ fn an_invalid_manifest_is_refused_with_field_value_and_range() {
     }
 }
 
+/// Returns a job whose rate throws every weight out of range within a few steps.
+fn thrown_off(policy: &str) -> Manifest {
+    Manifest::glyphs(2_000, 2).replaced(
+        "globalBatchSize: 64,",
+        &format!("globalBatchSize: 64, schedule: {{baseLearningRate: 1000}}, onNonFinite: {policy},"),
+    )
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_with_step_layer_and_last_finite_loss() {
+    let _alone = alone();
+    let run = Run::of("not-finite", &thrown_off("stop"), &[]).finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(1), "{said}");
+    for word in ["at step ", "the last finite loss was ", "the first that is not finite is ", "baseLearningRate"] {
+        assert!(said.contains(word), "the output does not say `{word}`:\n{said}");
+    }
+    let steps = run.steps();
+    assert!(steps.iter().all(|line| line.loss.is_some()), "a step of a broken state was done: {steps:?}");
+    assert_eq!(run.history().len(), 1, "such a run is not tried again");
+}
+
+#[test]
+fn steps_that_are_not_finite_are_left_out_by_all_workers_until_there_are_too_many() {
+    let _alone = alone();
+    let run = Run::of("skips", &thrown_off("skip"), &[]).finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(1), "{said}");
+    assert!(said.contains("10 such steps in a row"), "{said}");
+    for member in ["worker-0", "worker-1"] {
+        let log = run.log(member);
+        let announced = log.lines().filter(|line| line.contains("the step is left out")).count();
+        assert_eq!(announced, 1, "said once by each worker:\n{log}");
+    }
+    assert!(!said.contains("do not hold the same weights"), "{said}");
+}
+
 /// Returns an IDX file whose header promises `count` images, with `present` black images in it.
 fn image_bytes(count: u32, present: usize) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, 3];

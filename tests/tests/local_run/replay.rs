@@ -124,6 +124,52 @@ fn a_run_that_was_resumed_with_another_number_of_workers_is_replayed() {
     assert_replayed(&run);
 }
 
+/// Returns a job with another global batch from each of these epochs on.
+fn with_changing_batches(manifest: &Manifest, first: u32, changes: &[(u32, u32)]) -> Manifest {
+    let change = |(epoch, size): &(u32, u32)| format!("{{epoch: {epoch}, globalBatchSize: {size}}}");
+    let changes: Vec<String> = changes.iter().map(change).collect();
+    manifest.replaced(
+        "globalBatchSize: 64",
+        &format!("globalBatchSize: {first}, batchSizeSchedule: [{}]", changes.join(", ")),
+    )
+}
+
+#[test]
+fn a_resnet_by_lars_that_lost_a_worker_while_its_batch_grew_is_replayed() {
+    let _alone = alone();
+    // 320 samples: 2 epochs of 10 steps, then 6 of 5.
+    let manifest = with_changing_batches(&Manifest::glyphs(355, 8), 32, &[(2, 64)])
+        .replaced("name: lenet5", "name: resnet20")
+        .replaced("seed: 7", "optimizer: {lars: {}}, schedule: {warmupEpochs: 1, decay: polynomial}, seed: 7")
+        .replaced("replicas: 2", "replicas: 2\n  elastic: {minReplicas: 1, maxReplicas: 2}");
+    let run = Run::of("resnet-lars", &manifest, &[]);
+    run.wait_for_step(13);
+    kill(run.trainers("worker", "worker-1")[0]);
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, 2 * 10 + 6 * 5);
+    let history = run.history();
+    let lost: Vec<u64> = history.iter().filter(|change| !change.lost.is_empty()).map(|change| change.step).collect();
+    assert!(lost.iter().any(|step| *step >= 13 && !step.is_multiple_of(5)), "no change in mid-epoch: {history:?}");
+    assert_replayed(&run);
+}
+
+#[test]
+fn a_run_is_resumed_through_changes_of_its_batch() {
+    let _alone = alone();
+    let manifest = with_changing_batches(&Manifest::glyphs(5_000, EPOCHS), 64, &[(4, 96), (10, 256), (20, 64)]);
+    let run = Run::of("batches", &manifest, &[]);
+    run.wait_for_step(150);
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    let run = run.again(&manifest, &[]).finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    // 4,500 samples in batches of 64, 96, 256 and 64.
+    assert_each_step_once(&run, 4 * 71 + 6 * 47 + 10 * 18 + 10 * 71);
+    assert_replayed(&run);
+}
+
 #[test]
 fn a_run_that_has_not_ended_is_not_replayed() {
     let _alone = alone();

@@ -67,5 +67,6 @@ pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, Precision, Training, Workload,
+    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, OnNonFinite, Precision, Training,
+    Workload,
 };

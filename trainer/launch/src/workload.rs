@@ -185,6 +185,23 @@ pub struct Training {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1_000_000.0)))]
     pub clip_gradient_norm: Option<f32>,
+    /// What happens at a loss or a gradient that is infinite or not a number: stop (the job fails
+    /// and says where; the newest checkpoint stays) or skip (the step changes no weight, on all
+    /// workers alike; after 10 such steps in a row the job fails). Default: stop.
+    #[serde(default)]
+    pub on_non_finite: OnNonFinite,
+}
+
+/// What happens at a loss or a gradient that is infinite or not a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnNonFinite {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    #[default]
+    Stop,
+    #[allow(missing_docs, reason = "as above")]
+    Skip,
 }
 
 impl Training {

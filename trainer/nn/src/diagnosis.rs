@@ -1,5 +1,8 @@
 //! Where numbers stop being numbers: for the message of a run whose loss did.
 
+use std::fmt;
+use std::ops::Range;
+
 use crate::batch::Batch;
 use crate::device::{Device, Event, Region};
 use crate::layers::Mode;
@@ -13,7 +16,22 @@ pub enum NotFinite {
     Parameter(String),
     /// What a layer made of a batch.
     Output(String),
+    /// The gradient of a parameter, or of a statistic.
+    Gradient(String),
 }
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parameter(name) => write!(f, "the parameter {name}"),
+            Self::Output(name) => write!(f, "the output of layer {name}"),
+            Self::Gradient(name) => write!(f, "the gradient of {name}"),
+        }
+    }
+}
+
+/// Values that are looked at before it is asked whether one was not finite.
+const CHUNK: usize = 4096;
 
 impl<D: Device> Replica<D> {
     /// The first parameter, in forward order, that has a value that is not finite; else the first
@@ -41,6 +59,32 @@ impl<D: Device> Replica<D> {
             }
         }
         None
+    }
+
+    /// The first parameter, in the order of backward, whose gradient in the announced step is not
+    /// finite; waits.
+    ///
+    /// # Panics
+    /// Before the step's gradients were announced, and while a [`Gradient`](crate::Gradient) is out.
+    pub fn first_gradient_not_finite(&mut self) -> Option<NotFinite> {
+        let mut parameters: Vec<_> = self.table().in_forward_order().cloned().collect();
+        parameters.reverse();
+        let found = parameters.into_iter().find(|parameter| !self.has_finite_gradients(parameter.range.clone()));
+        found.map(|parameter| NotFinite::Gradient(parameter.name))
+    }
+
+    fn has_finite_gradients(&mut self, elements: Range<usize>) -> bool {
+        let mut gradients = self.gradients(elements);
+        // Without an early exit inside a chunk, the comparison of many values is one instruction.
+        let finite = |chunk: &[f32]| chunk.iter().fold(true, |all, value| all & value.is_finite());
+        gradients.as_mut().chunks(CHUNK).all(finite)
+    }
+
+    fn gradients(&mut self, elements: Range<usize>) -> D::HostView {
+        self.assert_announced("looking at gradients");
+        let event = self.device.ready();
+        event.wait();
+        self.device.host_view(self.plan.gradients.region(elements), event)
     }
 
     fn is_finite(&mut self, region: Region) -> bool {
@@ -87,6 +131,24 @@ mod tests {
         }
         replica.load_tensors(&weights).expect("the same model");
         assert_eq!(found(&mut replica, &[0.5; 784]), Some(NotFinite::Parameter("conv2.bias".to_owned())));
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_is_found_and_named_by_the_order_of_backward() {
+        let mut replica = lenet5();
+        let table = replica.table().clone();
+        let range = |name: &str| {
+            let mut parameters = table.parameters().iter();
+            parameters.find(|parameter| parameter.name == name).expect(name).range.clone()
+        };
+        let mut gradients = vec![1.0; table.elements()];
+        replica.take_gradients(&gradients);
+        assert_eq!(replica.first_gradient_not_finite(), None);
+        replica.finish_step();
+        gradients[range("conv1.weight").end - 1] = f32::INFINITY;
+        gradients[range("fc1.bias").start] = f32::NAN;
+        replica.take_gradients(&gradients);
+        assert_eq!(replica.first_gradient_not_finite(), Some(NotFinite::Gradient("fc1.bias".to_owned())));
     }
 
     #[test]

@@ -233,9 +233,8 @@ impl<D: Device> Replica<D> {
                 panic!("micro_batch needs an open step, but the replica is {:?}", self.progress)
             }
         };
-        let samples = batch.samples;
-        assert!(samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
-        let groups = self.upload(batch);
+        assert!(batch.samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
+        let (samples, groups) = (batch.samples, self.upload(batch));
         let (seed, step) = self.dice;
         let batch = MicroBatch { samples, groups, scale, is_first, step, seed };
         self.plan.training.iter().for_each(|op| self.device.enqueue(op, &batch));
@@ -286,8 +285,7 @@ impl<D: Device> Replica<D> {
     /// Before the step's gradients were announced, while a [`Gradient`] is out, and when there are
     /// no such gradients.
     pub fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {
-        assert_eq!(self.progress, Progress::Announced, "gradients are copied after the step's last micro-batch");
-        assert_eq!(self.outstanding.load(Ordering::Acquire), 0, "copying gradients needs every bucket back");
+        self.assert_announced("copying gradients");
         self.device.ready().wait();
         self.device.read(self.plan.gradients.region(elements), into);
     }
@@ -336,9 +334,7 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// Before the step's gradients were announced, and while a [`Gradient`] is out.
     pub fn update(&mut self, step: u64, rate: f32) {
-        assert_eq!(self.progress, Progress::Announced, "update follows the step's last micro-batch");
-        let outstanding = self.outstanding.load(Ordering::Acquire);
-        assert_eq!(outstanding, 0, "update needs every bucket back, {outstanding} of {} are out", self.buckets.len());
+        self.assert_announced("update");
         let update = Op::Update(Update {
             optimizer: self.optimizer,
             weights: self.plan.weights,
@@ -357,9 +353,7 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// Before the step's gradients were announced, and while a [`Gradient`] is out.
     pub fn finish_step(&mut self) -> StepResult {
-        assert_eq!(self.progress, Progress::Announced, "finish_step follows the step's last micro-batch");
-        let outstanding = self.outstanding.load(Ordering::Acquire);
-        assert_eq!(outstanding, 0, "finish_step needs every bucket back, {outstanding} are out");
+        self.assert_announced("finish_step");
         self.device.ready().wait();
         let (loss_sum, correct) = self.device.read_tally(self.plan.training_tally);
         self.progress = Progress::BetweenSteps;
@@ -408,6 +402,12 @@ impl<D: Device> Replica<D> {
     fn place_of_loss(&self) -> Option<Region> {
         let elements = self.table.elements();
         (self.beside > 0).then(|| self.plan.gradients.region(elements..elements + 1))
+    }
+
+    pub(crate) fn assert_announced(&self, what: &str) {
+        assert_eq!(self.progress, Progress::Announced, "{what} follows the step's last micro-batch");
+        let outstanding = self.outstanding.load(Ordering::Acquire);
+        assert_eq!(outstanding, 0, "{what} needs every bucket back, {outstanding} of {} are out", self.buckets.len());
     }
 
     pub(crate) fn assert_between_steps(&self, what: &str) {

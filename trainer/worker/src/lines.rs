@@ -21,6 +21,9 @@ pub(crate) struct StepLine {
     pub learning_rate: f32,
     pub samples_per_second: f64,
     pub step_seconds: f64,
+    /// True if the step changed no weight, because its loss or a gradient was not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// The time at which the reporting worker had done the step, in RFC 3339.
     pub time: String,
 }
@@ -41,6 +44,7 @@ impl StepLine {
             learning_rate: 0.0,
             samples_per_second: 0.0,
             step_seconds: 0.0,
+            skipped: false,
             time: jiff::Timestamp::now().to_string(),
         }
     }

@@ -84,6 +84,14 @@ pub trait Trainee {
     /// Gives up the step under way, if there is one. All its buckets were given back.
     fn abandon_step(&mut self);
 
+    /// Names the first layer or parameter that is not finite in the step under way, whose summed
+    /// gradients or loss are not, for the message of the error. Gives the step up as well.
+    fn first_not_finite(&mut self, step: Step) -> Option<String> {
+        let _ = step;
+        self.abandon_step();
+        None
+    }
+
     /// Judges the present state by the held-out samples `run`.
     fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged;
 

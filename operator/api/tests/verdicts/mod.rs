@@ -127,6 +127,8 @@ const CASES: &[(&str, &str, Verdict)] = &[
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 1, globalBatchSize: 128}],", Taken),
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 0, globalBatchSize: 128}],", Refused),
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 1}],", Refused),
+    ("epochs: 1,", "epochs: 1, onNonFinite: skip,", Taken),
+    ("epochs: 1,", "epochs: 1, onNonFinite: ignore,", Refused),
     (
         "epochs: 1,",
         "epochs: 1, batchSizeSchedule: [{epoch: 1, globalBatchSize: 128}, {epoch: 3, globalBatchSize: 256}],",

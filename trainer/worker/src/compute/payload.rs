@@ -1,7 +1,5 @@
 //! The memory that a worker lends to the collectives, which sum it over all ranks.
 
-use std::time::Instant;
-
 use crate::trainee::{Bucket, Completion, Trained};
 
 /// The memory of one sum: a bucket of gradients, or numbers that travel alone.
@@ -37,19 +35,19 @@ impl Gradients {
     }
 
     /// Completes the gradients and writes the carried numbers. A bucket waits here for the worker's
-    /// other devices. A second call does nothing. Returns when all gradients were ready.
+    /// other devices. A second call does nothing more.
     ///
     /// # Panics
     /// If the thread of a device has panicked.
-    pub(crate) fn complete(&mut self) -> Instant {
-        let Completion { taken, ready } = self.bucket.complete();
+    pub(crate) fn complete(&mut self) -> Completion {
+        let completion = self.bucket.complete();
         if let Some(Carried::Waiting(mut numbers)) = self.carried.take_if(|carried| carried.waits()) {
             let slots = behind(self.as_mut(), numbers.len());
-            Trained::of_slots(slots, taken).put(&mut numbers);
+            Trained::of_slots(slots, completion.taken).put(&mut numbers);
             slots.copy_from_slice(&numbers);
             self.carried = Some(Carried::Written(numbers));
         }
-        ready
+        completion
     }
 
     /// Takes out the numbers that the bucket carried, as they are now. `None` if it carries none.

@@ -2,7 +2,7 @@
 //! learning rate.
 
 use lockstep_data::{Batches, check_global_batch};
-use lockstep_launch::{BatchSizeChange, Training, optimization as spec};
+use lockstep_launch::{BatchSizeChange, OnNonFinite, Training, optimization as spec};
 use lockstep_nn::{Decay, Scaling, Schedule};
 
 use crate::failure::Failure;
@@ -14,6 +14,7 @@ pub(crate) struct Recipe {
     pub batches: Batches,
     pub micro_batch: usize,
     pub total_steps: u64,
+    pub on_non_finite: OnNonFinite,
     pub schedule: Schedule,
     /// The peak of the schedule by the global batch, if it follows each change of that.
     rescaled: Option<Peak>,
@@ -45,6 +46,7 @@ impl Recipe {
             batches,
             micro_batch: micro_batch(training),
             total_steps: last_step.unwrap_or(u64::MAX).min(batches.steps_before(training.epochs.into())),
+            on_non_finite: training.on_non_finite,
             schedule: schedule(training, peak.of(training.global_batch_size.into()), &batches),
             rescaled: training.schedule.rescale.then_some(peak),
         }

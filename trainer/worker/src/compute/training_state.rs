@@ -32,6 +32,16 @@ const MAX_REMEMBERED: usize = 4096;
 /// The number of evaluations whose lines a worker remembers.
 const MAX_EVALUATED: usize = 64;
 
+/// Values that are looked at before it is asked if one was not finite.
+const CHUNK: usize = 4096;
+
+/// Returns true if no value is infinite or not a number.
+pub(crate) fn all_finite(values: &[f32]) -> bool {
+    // Without an early exit inside a chunk, one instruction compares many values.
+    let finite = |chunk: &[f32]| chunk.iter().fold(true, |all, value| all & value.is_finite());
+    values.chunks(CHUNK).all(finite)
+}
+
 /// The state of one worker's training, whatever group the worker belongs to.
 pub(crate) struct TrainingState {
     trainee: Box<dyn Trainee>,
@@ -210,10 +220,24 @@ impl TrainingState {
         self.trainee.gradients(step, work, &mut |number, bucket| submit(number, Gradients::of(bucket)))
     }
 
-    /// Repeats the next step of a group with the gradients that the group summed.
+    /// Repeats the next step of a group with the gradients that the group summed. The group left a
+    /// step out if they are not finite.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
-        self.trainee.repeat_step(gradients, self.step + 1, self.recipe.rate(self.step + 1));
+        if all_finite(gradients) {
+            self.trainee.repeat_step(gradients, self.step + 1, self.recipe.rate(self.step + 1));
+        }
         self.step += 1;
+    }
+
+    /// Ends the next step, which changes no weight. The step is then done.
+    pub(crate) fn leave_out(&mut self) {
+        self.trainee.abandon_step();
+        self.step += 1;
+    }
+
+    /// Names what is not finite first in the step under way, and abandons that step.
+    pub(crate) fn first_not_finite(&mut self, step: Step) -> Option<String> {
+        self.trainee.first_not_finite(step)
     }
 
     /// Applies the summed gradients of the next step. The step is then done.

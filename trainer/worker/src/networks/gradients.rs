@@ -107,13 +107,17 @@ fn of_batch(
     is_last: bool,
     announce: &mut dyn FnMut(usize, HeldBucket),
 ) {
+    with_samples(batch, |samples| replica.micro_batch_of(samples, 1.0 / step.samples as f32, is_last, announce));
+}
+
+/// Uses a micro-batch in the form that a replica takes.
+pub(crate) fn with_samples<T>(batch: &Batch, mut take: impl FnMut(&lockstep_nn::Batch<'_>) -> T) -> T {
     let (inputs, targets) = ([Values::F32(&batch.images)], [Values::U32(&batch.labels)]);
-    let samples = lockstep_nn::Batch {
+    take(&lockstep_nn::Batch {
         group_ends: &batch.group_ends,
         keys: &batch.keys,
         ..lockstep_nn::Batch::new(&inputs, &targets, batch.len())
-    };
-    replica.micro_batch_of(&samples, 1.0 / step.samples as f32, is_last, announce);
+    })
 }
 
 fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) {

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use lockstep_data::{Dataset, Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, Step, Tally};
 use lockstep_elastic::{Activity, ActivityMonitor};
 use lockstep_launch::{Launch, Workload};
-use lockstep_nn::{Cpu, Network, Replica, StateEntry};
+use lockstep_nn::{Cpu, Network, NotFinite, Replica, StateEntry};
 
 use super::{
     dataset,
@@ -93,6 +93,26 @@ impl TrainedNetwork {
             shares: None,
             loaders: Vec::new(),
         })
+    }
+}
+
+impl TrainedNetwork {
+    fn first_output_not_finite(&mut self, step: Step) -> Option<NotFinite> {
+        let Self { first, train, micro_batch, whole_shards, shares, .. } = self;
+        let Shares { seed, batches, seats, .. } = shares.as_ref()?;
+        let order = Order {
+            seed: *seed,
+            batches: *batches,
+            micro_batch: *micro_batch,
+            seat: *seats.first()?,
+            first_step: step.index,
+            steps: 1,
+            whole_shards: *whole_shards,
+        };
+        let mut loader = Loader::start(Arc::clone(train), order).ok()?;
+        loader.next_step()?;
+        let batches = std::iter::from_fn(|| loader.next_batch());
+        batches.into_iter().find_map(|batch| gradients::with_samples(&batch, |samples| first.first_not_finite(samples)))
     }
 }
 
@@ -185,6 +205,14 @@ impl Trainee for TrainedNetwork {
     fn abandon_step(&mut self) {
         self.first.abandon_step();
         self.further.abandon_step();
+    }
+
+    /// An output for the samples of the first device; else the first gradient in the order of
+    /// backward.
+    fn first_not_finite(&mut self, step: Step) -> Option<String> {
+        let gradient = self.first.first_gradient_not_finite();
+        self.abandon_step();
+        self.first_output_not_finite(step).or(gradient).map(|found| found.to_string())
     }
 
     fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {

@@ -55,6 +55,8 @@ pub(crate) struct Metrics {
     job: Registry,
     reports: AtomicBool,
     pub steps: IntCounter,
+    /// Steps that changed no weight.
+    pub skipped: IntCounter,
     pub samples: IntCounter,
     pub step_duration: Histogram,
     phase_seconds: CounterVec,
@@ -119,6 +121,10 @@ impl Metrics {
         let checkpoint = registered(&own, HistogramVec::new(checkpoint, &["stage"])?)?;
         let metrics = Self {
             steps: count("steps_total", "Optimiser steps that this worker has done.")?,
+            skipped: count(
+                "skipped_steps_total",
+                "Steps that changed no weight, because the loss or a gradient was infinite or not a number.",
+            )?,
             samples: count("samples_total", "Training samples that this worker has taken through the network.")?,
             step_duration: seconds(
                 "step_duration_seconds",

@@ -17,6 +17,7 @@
 //! computes meanwhile. Only the way of summing is agreed on apart from them, once, after a number
 //! of steps that all count.
 
+mod not_finite;
 mod uncommitted;
 
 use std::{
@@ -56,7 +57,7 @@ use crate::{
             numbers::{Told, slots},
         },
     },
-    trainee::Judged,
+    trainee::{Judged, Trained},
 };
 
 /// A link may carry nothing for this time during steps, or for a number of mean steps if that is
@@ -81,6 +82,8 @@ pub(crate) struct Rank<'a> {
     sums: VecDeque<Handle>,
     /// The sum of numbers that travel alone.
     alone: Option<Handle>,
+    /// The newest steps that changed no weight.
+    skipped_in_a_row: u32,
     catchup: CatchupSenders<'a>,
     /// The newest step, until all ranks are known to have done it.
     uncommitted: Option<UncommittedStep>,
@@ -138,6 +141,7 @@ impl<'a> Rank<'a> {
             collectives,
             sums: VecDeque::new(),
             alone: None,
+            skipped_in_a_row: 0,
             catchup: CatchupSenders::new(session, group),
             uncommitted: None,
             numbers: vec![0.0; slots(world)],
@@ -207,15 +211,21 @@ impl<'a> Rank<'a> {
         let loading = self.backward(step, rides);
         let gradients = computing.elapsed().saturating_sub(loading);
 
-        let (committed, trained) = if rides {
-            let trained = self.wait_for_gradients()?;
-            (self.commit()?, trained)
+        let (committed, summed) = if rides {
+            let summed = self.wait_for_gradients()?;
+            (self.commit()?, summed)
         } else {
             (self.settle()?, self.wait_for_gradients()?)
         };
+        let is_sound = self.is_sound(step, &summed)?;
         self.catchup.put(self.state.step + 1, self.state);
         let updating = Instant::now();
-        let own = self.state.apply();
+        let own = if is_sound {
+            self.state.apply()
+        } else {
+            self.state.leave_out();
+            Trained { loss: f64::NAN, taken: summed.taken }
+        };
         let update = updating.elapsed();
         let window = self.state.fingerprint()?;
         let whole = self.whole_to_be_saved();
@@ -228,7 +238,7 @@ impl<'a> Rank<'a> {
         // While the first steps' sums are timed, numbers travel alone. Otherwise the time of a sum
         // would include the wait for slower ranks.
         let rides = carries && self.step_times.is_none();
-        self.uncommitted = Some(self.note_step(step.samples, seconds, trained, rides, [window, whole])?);
+        self.uncommitted = Some(self.note_step(step.samples, seconds, summed.trained, rides, [window, whole])?);
         let told = Told {
             halt: self.session.halt(),
             knows_newcomer: self.catchup.knows_another(),

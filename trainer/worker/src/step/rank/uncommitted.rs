@@ -4,11 +4,13 @@ use std::{mem, time::Instant};
 
 use jiff::Timestamp;
 use lockstep_collective::{BESIDE, Completed, Tag};
+use lockstep_data::Tally;
 use lockstep_elastic::Activity;
+use lockstep_launch::OnNonFinite;
 
 use super::Rank;
 use crate::{
-    compute::{fingerprint::Fingerprint, payload::Payload},
+    compute::{fingerprint::Fingerprint, payload::Payload, training_state::all_finite},
     failure::Failure,
     lines::StepLine,
     membership::session::Halt,
@@ -16,7 +18,7 @@ use crate::{
         efficiency::Step,
         step_sync::{checkpoint_flags::CheckpointFlags, numbers::Sums},
     },
-    trainee::Trained,
+    trainee::{Completion, Trained},
 };
 
 /// A step that this rank has done.
@@ -30,6 +32,16 @@ pub(super) struct UncommittedStep {
     window: Fingerprint,
     /// The fingerprint of the whole state, if it will be saved.
     whole: Fingerprint,
+}
+
+/// The gradients of a step, added over all ranks.
+pub(super) struct Summed {
+    /// What all ranks trained on, if that travelled with the gradients.
+    pub trained: Option<Trained>,
+    /// The samples of this rank.
+    pub taken: Tally,
+    /// True if no gradient is infinite or not a number, and no loss that travelled with them.
+    pub is_finite: bool,
 }
 
 /// A step that every rank has done.
@@ -66,6 +78,7 @@ impl Rank<'_> {
             learning_rate: self.state.recipe.rate(step),
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
+            skipped: self.skipped_in_a_row > 0,
             time: Timestamp::now().to_string(),
         };
         if let Some(trained) = trained {
@@ -91,11 +104,11 @@ impl Rank<'_> {
     }
 
     /// Waits for the summed buckets of this step, and gives their memory back to the replica.
-    /// Returns what all ranks trained on, if that travelled with the gradients.
-    pub(super) fn wait_for_gradients(&mut self) -> Result<Option<Trained>, Failure> {
-        let Self { collectives, sums, step_times, session, numbers, .. } = self;
+    pub(super) fn wait_for_gradients(&mut self) -> Result<Summed, Failure> {
+        let Self { collectives, sums, step_times, session, numbers, state, .. } = self;
+        let skips = state.recipe.on_non_finite == OnNonFinite::Skip;
         session.work().during(Activity::Waiting, || {
-            let mut trained = None;
+            let mut summed = Summed { trained: None, taken: Tally::default(), is_finite: true };
             for sum in sums.drain(..) {
                 let Completed { bucket, transferred, memory, .. } =
                     collectives.wait(sum).map_err(|failed| Failure::lost(&failed.error))?;
@@ -103,17 +116,24 @@ impl Rank<'_> {
                     unreachable!("numbers that travel alone were waited for before")
                 };
                 // The collectives of a group of one send nothing, so they did not complete it.
-                let ready = gradients.complete();
+                let Completion { taken, ready } = gradients.complete();
+                // A loss that is carried is among the values.
+                let is_finite = all_finite(gradients.as_mut());
+                (summed.taken, summed.is_finite) = (taken, summed.is_finite && is_finite);
                 if let Some(carried) = gradients.carried() {
-                    trained = Some(Trained::of_sums(&carried));
+                    summed.trained = Some(Trained::of_sums(&carried));
                     *numbers = carried;
+                }
+                if skips && !is_finite {
+                    // Newcomers get the gradients without the loss, and must leave the step out too.
+                    gradients.as_mut()[0] = f32::NAN;
                 }
                 if let Some((times, begun)) = &mut *step_times {
                     let ready = ready.saturating_duration_since(*begun);
                     times.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
                 }
             }
-            Ok(trained)
+            Ok(summed)
         })
     }
 
@@ -169,12 +189,7 @@ impl Rank<'_> {
         if checkpoint.asks || halt.is_some() {
             self.saves_after = Some(step + 1);
         }
-        if !loss.is_finite() {
-            return Err(Failure::fatal(format!(
-                "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
-                self.state.recipe.rate(step)
-            )));
-        }
+        self.check_loss_of_sound_gradients(step, loss, line.skipped)?;
         Ok(Some(CommittedStep { line, halt, checkpoint }))
     }
 }
