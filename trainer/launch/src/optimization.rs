@@ -33,6 +33,22 @@ impl Default for Optimizer {
     }
 }
 
+impl Optimizer {
+    /// Returns the name that a manifest uses. Two rules give slots of the same name another
+    /// meaning: the rate is inside the momentum of LARS, and outside that of SGD.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Sgd(_) => "sgd",
+            Self::Lars(_) => "lars",
+            Self::Larc(_) => "larc",
+            Self::Lamb(_) => "lamb",
+            Self::Adamw(_) => "adamw",
+            Self::Rmsprop(_) => "rmsprop",
+        }
+    }
+}
+
 /// Stochastic gradient descent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -185,25 +185,38 @@ impl Storage {
     }
 }
 
-/// Returns the identity of a job's checkpoints: the model, the samples, their order and the batch.
-/// The number of workers, the epochs and the rates may differ.
+/// Returns the identity of a job's checkpoints: the model, the samples, their order, the batch and
+/// the optimizer. The number of workers, the epochs and the rates may differ.
 fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
     let model = serde_json::to_string(model).unwrap_or_default();
     let changes = training.batch_size_schedule.iter();
     let batches: String =
         changes.map(|change| format!(", {} from epoch {} on", change.global_batch_size, change.epoch)).collect();
-    let decisive = format!("data {data} batch {}{batches} seed {}", training.global_batch_size, training.seed);
+    let decisive = format!(
+        "data {data} batch {}{batches} seed {} optimizer {}",
+        training.global_batch_size,
+        training.seed,
+        training.optimizer.name()
+    );
     TrainingIdentity { model, workload_digest: decisive }
 }
 
-/// Returns true if two workloads differ in nothing but their samples.
-fn are_other_samples(found: &str, expected: &str) -> bool {
-    let parts = |workload: &str| workload.split_once(" batch ").map(|(data, rest)| (data.to_owned(), rest.to_owned()));
-    match (parts(found), parts(expected)) {
-        (Some((data, rest)), Some((other_data, other_rest))) => data != other_data && rest == other_rest,
-        _ => false,
+/// The fields that [`identity`] puts into a workload's digest, in its order.
+const FIELDS: [&str; 4] =
+    ["spec.dataset.uri", "spec.training.globalBatchSize", "spec.training.seed", "spec.training.optimizer"];
+
+/// Returns the first field in which two workloads differ, with its values in both.
+fn difference<'a>(found: &'a str, expected: &'a str) -> Option<(&'static str, &'a str, &'a str)> {
+    fn values(workload: &str) -> Option<[&str; FIELDS.len()]> {
+        let (data, rest) = workload.strip_prefix("data ")?.split_once(" batch ")?;
+        let (batch, rest) = rest.split_once(" seed ")?;
+        let (seed, optimizer) = rest.split_once(" optimizer ")?;
+        Some([data, batch, seed, optimizer])
     }
+    let (found, expected) = (values(found)?, values(expected)?);
+    let all = FIELDS.into_iter().zip(found).zip(expected);
+    all.map(|((field, found), expected)| (field, found, expected)).find(|(_, found, expected)| found != expected)
 }
 
 /// Spells the digest of a state for a manifest.
@@ -224,12 +237,18 @@ fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
     let message = format!("spec.checkpoint.uri: {uri}: {error}");
     match error {
-        CheckpointError::Foreign { path, found, expected, .. } if are_other_samples(found, expected) => {
-            Failure::fatal(format!(
-                "spec.dataset.uri: these samples are not those of the checkpoint {}: put those there, or begin a new run",
+        CheckpointError::Foreign { path, found, expected, .. } => match difference(found, expected) {
+            Some((field, ..)) if field == FIELDS[0] => Failure::fatal(format!(
+                "{field}: these samples are not those of the checkpoint {}: put those there, or begin a new run",
                 path.display()
-            ))
-        }
+            )),
+            Some((field, found, expected)) => Failure::fatal(format!(
+                "{field}: {expected}: the checkpoint {} is of a run with {found}; nothing was overwritten: set {found}, or \
+                 begin a new run with another spec.checkpoint.uri",
+                path.display()
+            )),
+            None => Failure::fatal(message),
+        },
         CheckpointError::Objects { error, .. } if error.is_passing() => Failure::retry(message),
         CheckpointError::Storage { .. }
         | CheckpointError::Conflict { .. }
@@ -271,26 +290,57 @@ fn uri_of(path: &Path) -> String {
 mod tests {
     use super::*;
 
+    fn workload(data: &str, training: serde_json::Value) -> String {
+        let workload = serde_json::from_value(serde_json::json!({
+            "model": {"name": "lenet5"},
+            "dataset": {"format": "idx", "uri": "file:///data"},
+            "training": training,
+            "communication": {},
+            "checkpoint": {"uri": "file:///c"},
+        }));
+        identity(&workload.expect("a workload"), Digest::of(data.as_bytes())).workload_digest
+    }
+
     #[test]
-    fn a_checkpoint_of_other_samples_is_blamed_on_the_data_set() {
-        let workload = |data: &str, batch: u32| {
-            let workload = serde_json::from_value(serde_json::json!({
-                "model": {"name": "lenet5"},
-                "dataset": {"format": "idx", "uri": "file:///data"},
-                "training": {"globalBatchSize": batch},
-                "communication": {},
-                "checkpoint": {"uri": "file:///c"},
-            }));
-            identity(&workload.expect("a workload"), Digest::of(data.as_bytes())).workload_digest
-        };
+    fn a_checkpoint_of_another_run_is_refused_with_the_field_that_differs() {
+        use serde_json::json;
+
+        let found = workload("a", json!({"globalBatchSize": 64}));
         let blamed = |expected: String| {
-            let (path, found) = ("/c/step-3".into(), workload("a", 64));
+            let (path, found) = ("/c/step-3".into(), found.clone());
             refused("file:///c", &CheckpointError::Foreign { path, field: "workload digest", found, expected })
                 .to_string()
         };
-        let other_samples = blamed(workload("b", 64));
-        assert!(other_samples.starts_with("spec.dataset.uri: these samples are not those of"), "{other_samples}");
-        let other_batch = blamed(workload("b", 32));
-        assert!(other_batch.starts_with("spec.checkpoint.uri: file:///c"), "{other_batch}");
+        let changes = json!([{"epoch": 2, "globalBatchSize": 128}]);
+        for (expected, beginning) in [
+            (workload("b", json!({})), "spec.dataset.uri: these samples are not those of the checkpoint /c/step-3"),
+            (
+                workload("a", json!({"globalBatchSize": 32})),
+                "spec.training.globalBatchSize: 32: the checkpoint /c/step-3",
+            ),
+            (
+                workload("a", json!({"batchSizeSchedule": changes})),
+                "spec.training.globalBatchSize: 64, 128 from epoch 2 on: the checkpoint /c/step-3 is of a run with 64;",
+            ),
+            (workload("a", json!({"seed": 1})), "spec.training.seed: 1: the checkpoint /c/step-3 is of a run with 0;"),
+            (
+                workload("a", json!({"optimizer": {"lars": {}}})),
+                "spec.training.optimizer: lars: the checkpoint /c/step-3 is of a run with sgd; nothing was overwritten",
+            ),
+        ] {
+            let said = blamed(expected);
+            assert!(said.starts_with(beginning), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_model_is_refused_with_both() {
+        let (path, found, expected) = ("/c/step-3".into(), "resnet20".to_owned(), "lenet5".to_owned());
+        let said =
+            refused("file:///c", &CheckpointError::Foreign { path, field: "model", found, expected }).to_string();
+        assert!(
+            said.starts_with("spec.checkpoint.uri: file:///c: /c/step-3 belongs to another job: its model is"),
+            "{said}"
+        );
     }
 }

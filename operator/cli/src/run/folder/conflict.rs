@@ -17,6 +17,8 @@ pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
                 "seed": workload.training.seed,
                 "globalBatchSize": workload.training.global_batch_size,
                 "batchSizeSchedule": workload.training.batch_size_schedule,
+                "optimizer": workload.training.optimizer.name(),
+                "precision": workload.training.precision,
             },
         }),
         // A benchmark leaves no checkpoint, so it may measure anything.
@@ -55,7 +57,10 @@ fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidFiel
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::{BatchSizeChange, Benchmark, Collectives, Communication, Workload};
+    use lockstep_launch::{
+        BatchSizeChange, Benchmark, Collectives, Communication, Workload,
+        optimization::{self, Optimizer},
+    };
 
     use super::*;
 
@@ -73,10 +78,13 @@ mod tests {
     #[test]
     fn a_field_that_changes_the_meaning_of_checkpoints_is_refused() {
         type Change = fn(&mut Workload);
-        let cases: [(&str, Change); 5] = [
+        let cases: [(&str, Change); 6] = [
             ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
             ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
             ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
+            ("spec.training.optimizer: lars: sgd", |job| {
+                job.training.optimizer = Optimizer::Lars(optimization::Lars::default());
+            }),
             ("spec.training.globalBatchSize: 128: 64", |job| job.training.global_batch_size = 128),
             (r#"spec.training.batchSizeSchedule: [{"epoch":2,"globalBatchSize":128}]: []"#, |job| {
                 job.training.batch_size_schedule = vec![BatchSizeChange { epoch: 2, global_batch_size: 128 }];
@@ -102,6 +110,7 @@ mod tests {
         let mut later = workload();
         later.training.epochs = 50;
         later.training.micro_batch_size = 16;
+        later.training.optimizer = Optimizer::Sgd(optimization::Sgd { momentum: 0.5, ..Default::default() });
         later.checkpoint.interval_seconds = 5;
         assert_eq!(conflict(&Task::Train(Box::new(workload())), &Task::Train(Box::new(later))), None);
     }
