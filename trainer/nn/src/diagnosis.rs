@@ -65,7 +65,7 @@ impl<D: Device> Replica<D> {
     /// finite; waits.
     ///
     /// # Panics
-    /// Before the step's gradients were announced, and while a [`Gradient`](crate::Gradient) is out.
+    /// Before the step's gradients were announced and while a [`Gradient`](crate::Gradient) is out.
     pub fn first_gradient_not_finite(&mut self) -> Option<NotFinite> {
         let mut parameters: Vec<_> = self.table().in_forward_order().cloned().collect();
         parameters.reverse();

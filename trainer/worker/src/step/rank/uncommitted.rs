@@ -125,7 +125,7 @@ impl Rank<'_> {
                     *numbers = carried;
                 }
                 if skips && !is_finite {
-                    // Newcomers get the gradients without the loss, and must leave the step out too.
+                    // Newcomers get the gradients without the loss, and must leave it out too.
                     gradients.as_mut()[0] = f32::NAN;
                 }
                 if let Some((times, begun)) = &mut *step_times {
