@@ -6,6 +6,7 @@
 
 mod collectives;
 mod cores;
+mod efficiency;
 mod elastic;
 mod first_loss;
 mod large_batch;
@@ -58,7 +59,7 @@ fn time(text: &str) -> Result<Duration, jiff::Error> {
     text.parse::<jiff::SignedDuration>()?.try_into()
 }
 
-const BENCHMARKS: [Benchmark; 11] = [
+const BENCHMARKS: [Benchmark; 12] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
@@ -84,6 +85,11 @@ const BENCHMARKS: [Benchmark; 11] = [
         name: "scaling",
         measures: "LeNet-5 on two cores against one, each with 64 samples of a step",
         run: |book, effort, _| scaling::run(book, effort),
+    },
+    Benchmark {
+        name: "efficiency",
+        measures: "the scaling efficiency that a run reports, against runs of one worker, for 2, 4 and 8 workers",
+        run: |book, effort, _| efficiency::run(book, effort),
     },
     Benchmark {
         name: "large-batch",

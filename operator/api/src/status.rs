@@ -4,7 +4,8 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_launch::{
-    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ShortGrace, Straggler, Unsaved,
+    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ScalingBaseline, ShortGrace, Straggler,
+    Unsaved, WholeRun,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -268,10 +269,16 @@ pub struct JobProgress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
-    /// Throughput divided by world size times one worker's throughput without communication, 0 to
-    /// 1.
+    /// Throughput divided by world size times the throughput of one worker that trains the same
+    /// global batch by itself. Known after the first steps of a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_efficiency: Option<f64>,
+    /// The source of that worker's throughput: measured or estimated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling_baseline: Option<ScalingBaseline>,
+    /// Figures of the whole run so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_run: Option<WholeRun>,
     /// Pods that the others wait for. In each of the newest 20 steps their useful time was over 1.3
     /// times the median.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -354,7 +361,7 @@ pub struct JobColumns {
     /// Samples per second of the whole group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<String>,
-    /// Scaling efficiency, as 93%.
+    /// Scaling efficiency, as 93% or 93% (estimated).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<String>,
     /// Training loss in nats.

@@ -10,7 +10,9 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, DamagedCheckpoint, Progress, Straggler};
+use lockstep_launch::{
+    BenchmarkReport, ByteSize, CollectivesRow, DamagedCheckpoint, Progress, ScalingBaseline, Straggler, WholeRun,
+};
 
 use queue::{DisplayQueue, Item};
 
@@ -203,7 +205,7 @@ fn status(progress: &Progress) -> String {
         progress.benchmark.as_deref().and_then(newest_row),
         progress.loss.map(|loss| format!("loss {loss:.4}")),
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
-        progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
+        efficiency(progress).map(|efficiency| format!("efficiency {efficiency}")),
         progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
         progress.unsaved.as_ref().map(|unsaved| format!("saved: step {}", unsaved.since_step)),
         (!progress.stragglers.is_empty()).then(|| format!("waits for {}", named(&progress.stragglers))),
@@ -233,7 +235,8 @@ pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Op
         ("loss", progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),
         ("model", model.map(str::to_owned)),
         ("samples/s", progress.and_then(|progress| progress.samples_per_second).map(rounded)),
-        ("efficiency", progress.and_then(|progress| progress.scaling_efficiency).map(percent)),
+        ("efficiency", progress.and_then(efficiency)),
+        ("whole run", progress.and_then(|progress| progress.whole_run).map(|run| whole_run(&run))),
         ("duration", took.map(|took| duration(took.as_secs_f64()))),
     ];
     facts.into_iter().filter_map(|(name, fact)| Some(format!("{name:<10}  {}\n", fact?))).collect()
@@ -243,8 +246,23 @@ fn rounded(rate: f64) -> String {
     if rate < 100.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
 }
 
+/// Formats the scaling efficiency. One that compares with an estimate says so.
+fn efficiency(progress: &Progress) -> Option<String> {
+    let share = percent(progress.scaling_efficiency?);
+    Some(match progress.scaling_baseline {
+        Some(ScalingBaseline::Measured) => share,
+        Some(ScalingBaseline::Estimated) | None => format!("{share} (estimated)"),
+    })
+}
+
+fn whole_run(run: &WholeRun) -> String {
+    let WholeRun { seconds: _, samples_per_second, goodput_samples_per_second } = *run;
+    format!("{} samples/s, goodput {}", rounded(samples_per_second), rounded(goodput_samples_per_second))
+}
+
 fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
+    let percent = share * 100.0;
+    if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
 fn duration(seconds: f64) -> String {
@@ -274,10 +292,13 @@ mod tests {
         let full = Progress {
             samples_per_second: Some(8450.4),
             scaling_efficiency: Some(0.934),
+            scaling_baseline: Some(ScalingBaseline::Measured),
             estimated_remaining_seconds: Some(75.0),
             ..at(120)
         };
         assert_eq!(status(&full), "step 120/940  loss 2.2500  8450 samples/s  efficiency 93%  ETA 1m 15s");
+        let estimated = Progress { scaling_baseline: Some(ScalingBaseline::Estimated), ..full };
+        assert!(status(&estimated).contains("  efficiency 93% (estimated)  "), "{}", status(&estimated));
         assert_eq!(status(&at(1)), "step 1/940  loss 2.2500");
     }
 
@@ -361,6 +382,18 @@ mod tests {
         let expected =
             "accuracy    0.9812\nmodel       runs/x/model.safetensors\nsamples/s   91.3\nduration    1h 02m\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_summary_tells_the_speed_of_the_whole_run() {
+        let run = WholeRun { seconds: 60.0, samples_per_second: 810.4, goodput_samples_per_second: 799.6 };
+        let text = summary(Some(&Progress { whole_run: Some(run), ..Progress::default() }), None, None);
+        assert_eq!(text, "whole run   810 samples/s, goodput 800\n");
+    }
+
+    #[test]
+    fn small_shares_keep_two_digits() {
+        assert_eq!([0.934, 0.1, 0.0996, 0.0712].map(percent), ["93%", "10%", "10%", "7.1%"]);
     }
 
     #[test]

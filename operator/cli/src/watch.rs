@@ -193,6 +193,8 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         accuracy: progress.accuracy,
         samples_per_second: progress.samples_per_second,
         scaling_efficiency: progress.scaling_efficiency,
+        scaling_baseline: progress.scaling_baseline,
+        whole_run: progress.whole_run,
         stragglers: progress.stragglers.clone(),
         communication: progress.communication,
         damaged_checkpoint: progress.damaged_checkpoint.clone(),

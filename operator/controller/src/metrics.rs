@@ -76,6 +76,7 @@ struct JobMetrics {
     phase: GaugeVec,
     workers: GaugeVec,
     loss: GaugeVec,
+    efficiency: GaugeVec,
     accuracy: GaugeVec,
     figures: Vec<(GaugeVec, Figure)>,
 }
@@ -235,7 +236,7 @@ fn kind_of_loss(reason: &str) -> &'static str {
 
 impl JobMetrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let plain: [(&str, &str, Figure); 11] = [
+        let plain: [(&str, &str, Figure); 12] = [
             ("lockstep_global_step", "Optimiser steps that are done.", |status| {
                 Some(status.progress.as_ref()?.step as f64)
             }),
@@ -259,9 +260,14 @@ impl JobMetrics {
                 status.progress.as_ref()?.samples_per_second
             }),
             (
-                "lockstep_scaling_efficiency_ratio",
-                "Throughput divided by world size times one worker's throughput without communication.",
-                |status| status.progress.as_ref()?.scaling_efficiency,
+                "lockstep_run_throughput_samples_per_second",
+                "Samples per second over the whole run; steps that were done again count each time.",
+                |status| Some(status.progress.as_ref()?.whole_run?.samples_per_second),
+            ),
+            (
+                "lockstep_goodput_samples_per_second",
+                "Samples per second over the whole run, without steps that were lost and done again.",
+                |status| Some(status.progress.as_ref()?.whole_run?.goodput_samples_per_second),
             ),
             ("lockstep_last_checkpoint_step", "Optimiser steps that the newest checkpoint holds.", |status| {
                 Some(status.last_checkpoint.as_ref()?.step as f64)
@@ -299,6 +305,12 @@ impl JobMetrics {
                 &["job_namespace", "job_name", "state"],
             )?,
             loss: gauges(registry, "lockstep_loss", "Mean loss in nats, by split.", &SPLIT)?,
+            efficiency: gauges(
+                registry,
+                "lockstep_scaling_efficiency_ratio",
+                "Throughput divided by world size times the throughput of one worker by itself, by the source of the latter.",
+                &["job_namespace", "job_name", "baseline"],
+            )?,
             accuracy: gauges(
                 registry,
                 "lockstep_accuracy",
@@ -310,11 +322,12 @@ impl JobMetrics {
     }
 
     fn write(&self, jobs: &BTreeMap<(String, String), LastSeen>) {
-        let Self { count, phase, workers, loss, accuracy, figures } = self;
+        let Self { count, phase, workers, loss, efficiency, accuracy, figures } = self;
         count.reset();
         phase.reset();
         workers.reset();
         loss.reset();
+        efficiency.reset();
         accuracy.reset();
         figures.iter().for_each(|(gauge, _)| gauge.reset());
         let mut counts: HashMap<(&str, Phase), f64> = HashMap::new();
@@ -330,6 +343,11 @@ impl JobMetrics {
             let progress = status.progress.as_ref();
             if let Some(value) = progress.and_then(|progress| progress.loss) {
                 loss.with_label_values(&[namespace, name, "train"]).set(value);
+            }
+            if let Some(progress) = progress
+                && let (Some(value), Some(baseline)) = (progress.scaling_efficiency, progress.scaling_baseline)
+            {
+                efficiency.with_label_values(&[namespace, name, &baseline.to_string()]).set(value);
             }
             if let Some(value) = progress.and_then(|progress| progress.accuracy) {
                 accuracy.with_label_values(&[namespace, name, "evaluation"]).set(value);

@@ -45,3 +45,28 @@ fn promtool_accepts_a_workers_metrics() {
         Err(why) => skip("promtool on a worker's metrics", &format!("{why:#}")),
     }
 }
+
+/// Returns the sources of the throughput that a worker's scaling efficiency compares with.
+fn baselines(run: &Run) -> Vec<String> {
+    let text = of_worker(run.folder(), 0).unwrap_or_default();
+    let series = text.lines().filter(|line| line.starts_with("lockstep_scaling_efficiency_ratio{"));
+    series.filter_map(|line| Some(line.split("baseline=\"").nth(1)?.split('"').next()?.to_owned())).collect()
+}
+
+#[test]
+fn the_efficiency_is_estimated_until_one_worker_has_trained_alone() {
+    let _alone = alone();
+    let elastic = ["--workers", "2", "--set", "spec.elastic.minReplicas=1", "--set", "spec.elastic.maxReplicas=2"];
+    let run = Run::of("efficiency", &Manifest::glyphs(10_000, 2000), &elastic);
+    run.wait_until("an efficiency by an estimate", || baselines(&run) == ["estimated"]);
+    run.scale(1);
+    run.wait_until("the throughput of one worker", || baselines(&run) == ["measured"]);
+    run.scale(2);
+    run.wait_for_workers_again(2);
+    let text = metrics(&run, 0);
+    run.wait_until("more steps", || {
+        let steps = |text: &str| value(text, "lockstep_steps_total").unwrap_or_default();
+        steps(&metrics(&run, 0)) > steps(&text) + 50.0
+    });
+    assert_eq!(baselines(&run), ["measured"], "two workers know what one of them measured");
+}

@@ -60,7 +60,9 @@ pub use log::StandardError;
 pub use memory::{MemoryLimit, in_words, out_of_memory_kills};
 pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
-pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, Straggler};
+pub use progress::{
+    CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, ScalingBaseline, Straggler, WholeRun,
+};
 pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
 pub use shards::SHARDS;
 pub use state_comparison::StateComparison;

@@ -20,6 +20,9 @@ pub struct Progress {
     pub generation: u64,
     /// Number of ranks that train together.
     pub world_size: u32,
+    /// Training samples of the steps done. 0 for a benchmark.
+    #[serde(default)]
+    pub samples: u64,
     /// Mean training loss over the samples of the newest step, in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
@@ -32,10 +35,16 @@ pub struct Progress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
-    /// Throughput divided by world size times one worker's throughput without communication, 0 to
-    /// 1.
+    /// Throughput divided by world size times the throughput of one worker that trains the same
+    /// global batch by itself. Known after the first steps of a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_efficiency: Option<f64>,
+    /// The source of that worker's throughput: measured or estimated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling_baseline: Option<ScalingBaseline>,
+    /// Figures of the whole run so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_run: Option<WholeRun>,
     /// Mean useful time of the ranks divided by the greatest, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balance: Option<f64>,
@@ -90,6 +99,34 @@ pub struct CommunicationReport {
     pub encryption: Encryption,
     /// Number of buckets, which are summed one by one while backward goes on.
     pub buckets: u32,
+}
+
+/// The source of the throughput of one worker by itself.
+///
+/// Measured: one worker trained this job alone for a while. Estimated: a worker did a few whole
+/// steps by itself before the group's first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+pub enum ScalingBaseline {
+    Measured,
+    Estimated,
+}
+
+/// Figures of a run from its first group until now. Their time includes everything: evaluation,
+/// checkpoints, changes of the group, and steps that are done again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct WholeRun {
+    /// Seconds since the coordinator formed or found its first group.
+    pub seconds: f64,
+    /// Samples trained on in this time, divided by it. Samples of steps that were done again count
+    /// each time.
+    pub samples_per_second: f64,
+    /// Goodput: the same without the steps that were lost and done again.
+    pub goodput_samples_per_second: f64,
 }
 
 /// The link that carries gradients between workers.
@@ -151,6 +188,12 @@ impl fmt::Display for Straggler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pod, times } = self;
         write!(f, "{pod} takes {times:.1} times as long for a step as most")
+    }
+}
+
+impl fmt::Display for ScalingBaseline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The plan by which a group sums its gradients. All ranks measure, rank 0 decides, and checkpoints
 //! keep the plan so that a resumed run repeats it.
 
+mod alone;
 mod placement;
 mod retune;
 
@@ -15,13 +16,14 @@ use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+pub(crate) use self::alone::{Alone, agree_alone};
 pub(crate) use self::placement::{KnownCosts, Placement};
 pub(crate) use self::retune::{StepTimes, agree_anew};
 
 /// The bytes of a bucket until measurements propose a better size.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// The speed of one rank without communication.
+/// A rank's forward and backward passes on its share, without communication.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Baseline {
     /// `None` if the rank has fewer samples than a micro-batch.
@@ -72,7 +74,7 @@ pub(crate) struct Agreed {
     pub record: String,
     /// The part of the plan that users see. `None` in a group of one.
     pub report: Option<CommunicationReport>,
-    /// The mean speed of one rank by itself, in samples per second.
+    /// The mean speed of a rank's forward and backward passes, in samples per second.
     pub baseline: Option<f64>,
     /// The seconds after which each range of the ready order was complete in a step of one rank by
     /// itself. Means of all ranks.

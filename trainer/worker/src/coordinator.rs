@@ -20,13 +20,17 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    failure::Failure, kubernetes_store::KubernetesStore, progress::metrics::process_registry,
-    progress::publish::Publisher, serve,
+    failure::Failure,
+    kubernetes_store::KubernetesStore,
+    progress::metrics::{RunMetrics, process_registry},
+    progress::publish::Publisher,
+    serve,
 };
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
     let metrics = process_registry(&launch.job).map_err(Failure::fatal)?;
+    let run_metrics = RunMetrics::new(&metrics).map_err(Failure::fatal)?;
     // The coordinator is ready as soon as it listens.
     let text = move || TextEncoder::new().encode_to_string(&metrics.gather()).unwrap_or_default();
     let ready = Arc::new(AtomicBool::new(true));
@@ -37,10 +41,10 @@ pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::retry(format!("no runtime: {error}")))?;
-    runtime.block_on(serve_group(launch))
+    runtime.block_on(serve_group(launch, run_metrics))
 }
 
-async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
+async fn serve_group(launch: &Launch, run_metrics: RunMetrics) -> Result<Ending, Failure> {
     let listener = launch.control_listener().and_then(TcpListener::from_std).map_err(|error| {
         Failure::fatal(format!("cannot listen for workers on {}:{}: {error}", launch.address, launch.ports.control))
     })?;
@@ -53,7 +57,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
         RecordStore::File(_) => None,
     };
-    let mut publisher = Publisher::open(&launch.store, &launch.job, client.as_ref());
+    let mut publisher = Publisher::open(&launch.store, &launch.job, client.as_ref(), run_metrics);
     publisher.listening(bound);
     let config = Config {
         job: launch.job.uid.clone(),
@@ -120,7 +124,8 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
     };
     let (outcome, ()) = tokio::join!(coordinating, publishing);
-    let ended = conclude(outcome, publisher.newest().cloned());
+    let ended = conclude(outcome, publisher.newest().cloned())
+        .map(|ending| Ending { progress: ending.progress.map(|last| publisher.completed(last)), ..ending });
     publisher.flush().await;
     let ending = match &ended {
         Ok(ending) => ending.clone(),

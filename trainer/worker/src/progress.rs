@@ -4,3 +4,4 @@ pub(crate) mod metrics;
 pub(crate) mod metrics_log;
 pub(crate) mod publish;
 pub(crate) mod report;
+pub(crate) mod whole_run;

@@ -2,4 +2,5 @@
 
 pub(crate) mod efficiency;
 pub(crate) mod rank;
+pub(crate) mod rehearsal;
 pub(crate) mod step_sync;

@@ -8,7 +8,7 @@ use lockstep_elastic::{Activity, ActivityMonitor, Assignment, Digest, PlanAgreem
 use lockstep_launch::{AgreedPlan, CommunicationAlgorithm, Ending, PLANS_FILE, Replay, WireFormat, Workload, lines};
 
 use crate::{
-    communication::{self, Agreed, Before, Placement},
+    communication::{self, Agreed, Alone, Before, Placement, agree_alone},
     compute::{memory, payload::Payload, training_state::TrainingState},
     failure::{Failure, with_causes},
     membership::{
@@ -22,6 +22,7 @@ use crate::{
     saving::protocol::{Logged, Saver},
     step::{
         rank::{CommittedStep, Rank},
+        rehearsal::rehearse,
         step_sync::numbers::slots,
     },
     storage::{
@@ -115,6 +116,7 @@ impl<'a> Run<'a> {
         state.put_gradients(arena, beside);
         let placement = Placement::of(&group.addresses);
         state.known_costs.move_to(placement);
+        self.agree_alone(state, &mut ranks, group)?;
         let agreed = self.agree(state, &mut ranks, placement)?;
         let communicator = Communicator::over(ranks).map_err(|error| Failure::retry(with_causes(&error)))?;
         let collectives = Box::new(communicator.completing(Payload::complete));
@@ -200,6 +202,19 @@ impl<'a> Run<'a> {
         // The plan is kept only now: an outdated generation fails before.
         until_stored(membership, &mut reporter, |_| self.keep_plan(group, group.base.step, agreed))?;
         Ok(reporter)
+    }
+
+    /// Agrees on the throughput of one worker by itself. If no member knows it, rank 0 does a few
+    /// steps by itself: beside other members of its host it would be too slow.
+    fn agree_alone(&self, state: &mut TrainingState, ranks: &mut Ranks, group: &Assignment) -> Result<(), Failure> {
+        let (own, shards) = (state.alone, group.shards);
+        let seats = |parts| device_seats(self.workload, 0, parts, shards).collect();
+        let estimate = || {
+            let rate = rehearse(state, shards, seats, self.session.work())?;
+            Ok(rate.map(Alone::estimated))
+        };
+        state.alone = agree_alone(ranks, group.rank, own, estimate, Failure::lost)?;
+        Ok(())
     }
 
     fn agree(&self, state: &mut TrainingState, ranks: &mut Ranks, placement: Placement) -> Result<Agreed, Failure> {

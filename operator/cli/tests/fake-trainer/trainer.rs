@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockstep_launch::{CheckpointMark, Ending, Exit, Launch, Progress};
+use lockstep_launch::{CheckpointMark, Ending, Exit, Launch, Progress, ScalingBaseline};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -181,6 +181,7 @@ fn report(launch: &Launch, step: u64) -> Progress {
         accuracy_step: (step >= 10).then_some(10),
         samples_per_second: Some(1000.0),
         scaling_efficiency: Some(0.95),
+        scaling_baseline: Some(ScalingBaseline::Measured),
         // Any existing path serves, because nobody reads this checkpoint.
         last_checkpoint: Some(CheckpointMark {
             step,

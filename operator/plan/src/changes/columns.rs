@@ -1,7 +1,7 @@
 //! The columns of `kubectl get`.
 
 use lockstep_api::{ConditionType, JobColumns, JobProgress, Phase, TrainingJobStatus, ValidJob};
-use lockstep_launch::Progress;
+use lockstep_launch::{Progress, ScalingBaseline};
 
 use crate::judgement::Situation;
 
@@ -22,15 +22,21 @@ fn columns(job: &ValidJob, status: &TrainingJobStatus) -> JobColumns {
         workers: workers(job, status),
         progress: progress.map(|progress| percent(status, progress)),
         samples_per_second: progress.and_then(|progress| progress.samples_per_second).map(|rate| format!("{rate:.0}")),
-        efficiency: progress
-            .and_then(|progress| progress.scaling_efficiency)
-            .map(|efficiency| format!("{:.0}%", efficiency * 100.0)),
+        efficiency: progress.and_then(efficiency),
         loss: progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}")),
         remaining: progress
             .filter(|_| !finished)
             .and_then(|progress| progress.estimated_remaining_seconds)
             .map(duration),
     }
+}
+
+fn efficiency(progress: &JobProgress) -> Option<String> {
+    let percent = progress.scaling_efficiency? * 100.0;
+    Some(match progress.scaling_baseline {
+        Some(ScalingBaseline::Measured) => format!("{percent:.0}%"),
+        Some(ScalingBaseline::Estimated) | None => format!("{percent:.0}% (estimated)"),
+    })
 }
 
 /// The workers that have joined. A finished job has none left. It shows the workers that saw its

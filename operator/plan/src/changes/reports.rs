@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{JobProgress, LastChange, TrainingJobStatus};
-use lockstep_launch::{BenchmarkReport, CheckpointMark, DamagedCheckpoint, Progress, Straggler, Unsaved};
+use lockstep_launch::{BenchmarkReport, CheckpointMark, DamagedCheckpoint, Progress, Straggler, Unsaved, WholeRun};
 
 use super::{
     event::JobEvent,
@@ -136,6 +136,8 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         accuracy: finite(reported.accuracy).or(last.accuracy),
         samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
         scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
+        scaling_baseline: reported.scaling_baseline.or(last.scaling_baseline),
+        whole_run: reported.whole_run.filter(is_finite).or(last.whole_run),
         stragglers: stragglers(reported),
         communication: reported.communication.or(last.communication),
         damaged_checkpoint: reported.damaged_checkpoint.as_ref().map(|damaged| DamagedCheckpoint {
@@ -166,6 +168,11 @@ fn stragglers(reported: &Progress) -> Vec<Straggler> {
 fn is_bounded(found: &BenchmarkReport) -> bool {
     let BenchmarkReport::Collectives(report) = found;
     report.is_bounded()
+}
+
+fn is_finite(run: &WholeRun) -> bool {
+    let WholeRun { seconds, samples_per_second, goodput_samples_per_second } = *run;
+    [seconds, samples_per_second, goodput_samples_per_second].iter().all(|figure| figure.is_finite())
 }
 
 fn finite(figure: Option<f64>) -> Option<f64> {

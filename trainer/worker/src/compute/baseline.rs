@@ -1,4 +1,5 @@
-//! The speed of one rank without communication, measured before it joins the others.
+//! The speed of a rank's forward and backward passes, measured before it joins the others. The
+//! first plan of sums follows from it.
 
 use std::{sync::Arc, time::Instant};
 

@@ -19,7 +19,7 @@ use super::{
     state_digest::{begin_digest, whole_digest},
 };
 use crate::{
-    communication::{Baseline, KnownCosts},
+    communication::{Alone, Baseline, KnownCosts},
     failure::Failure,
     lines::{Evaluation, EvaluationLine, StepLine},
     storage::{Storage, is_of_blocks, spelled},
@@ -60,8 +60,11 @@ pub(crate) struct TrainingState {
     read_step: u64,
     /// The newest checkpoint if it was damaged, and the step that the worker began with instead.
     passed_over: Option<(DamagedCheckpoint, u64)>,
-    /// The speed of this worker by itself.
+    /// The speed of this worker's forward and backward passes.
     pub baseline: Baseline,
+    /// The throughput of one worker that trains by itself, as far as the groups of this worker know
+    /// it.
+    pub alone: Option<Alone>,
     /// The newest plan of communication, as checkpoints keep it.
     pub communication: Option<String>,
     /// The costs of messages, as far as this worker took part in measuring them.
@@ -93,6 +96,7 @@ impl TrainingState {
             read_step: 0,
             passed_over: None,
             baseline,
+            alone: None,
             communication: None,
             known_costs: KnownCosts::default(),
             storage_is_checked: false,
@@ -218,6 +222,17 @@ impl TrainingState {
         submit: &mut dyn FnMut(usize, Gradients),
     ) -> Duration {
         self.trainee.gradients(step, work, &mut |number, bucket| submit(number, Gradients::of(bucket)))
+    }
+
+    /// Does `work`, and returns to the present state.
+    pub(crate) fn rehearse<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let (step, mut held) = (self.step, vec![0.0; self.state_elements()]);
+        self.copy_state(0..held.len(), &mut held);
+        let result = work(self);
+        self.abandon_step();
+        self.trainee.write_state(&held);
+        self.step = step;
+        result
     }
 
     /// Repeats the next step of a group with the gradients that the group summed. The group left a

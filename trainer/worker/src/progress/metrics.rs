@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use lockstep_launch::{CommunicationReport, Job, Progress, StandardError};
+use lockstep_launch::{CommunicationReport, Job, Progress, StandardError, WholeRun};
 use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder,
@@ -79,7 +79,7 @@ pub(crate) struct Metrics {
     pub learning_rate: Gauge,
     throughput: Gauge,
     pub baseline: Gauge,
-    scaling_efficiency: Gauge,
+    scaling_efficiency: GaugeVec,
     load_balance: Gauge,
     communication_efficiency: Gauge,
     parallel_efficiency: Gauge,
@@ -165,11 +165,17 @@ impl Metrics {
             throughput: gauge("throughput_samples_per_second", "Samples per second of the whole group.")?,
             baseline: own_gauge(
                 "baseline_samples_per_second_per_worker",
-                "Samples per second of one worker without communication.",
+                "Samples per second of one worker that trains the whole global batch by itself.",
             )?,
-            scaling_efficiency: gauge(
-                "scaling_efficiency_ratio",
-                "Throughput divided by world size times one worker's throughput without communication.",
+            scaling_efficiency: registered(
+                &of_job,
+                GaugeVec::new(
+                    named(
+                        "scaling_efficiency_ratio",
+                        "Throughput divided by world size times the throughput of one worker by itself, by the source of the latter.",
+                    ),
+                    &["baseline"],
+                )?,
             )?,
             load_balance: gauge("load_balance_ratio", "Mean useful time of the ranks divided by the greatest.")?,
             communication_efficiency: gauge(
@@ -232,7 +238,10 @@ impl Metrics {
             }
         };
         set(&self.throughput, progress.samples_per_second);
-        set(&self.scaling_efficiency, progress.scaling_efficiency);
+        if let (Some(efficiency), Some(baseline)) = (progress.scaling_efficiency, progress.scaling_baseline) {
+            self.scaling_efficiency.reset();
+            self.scaling_efficiency.with_label_values(&[&baseline.to_string()]).set(efficiency);
+        }
         set(&self.load_balance, progress.load_balance);
         set(&self.communication_efficiency, progress.communication_efficiency);
         let parallel =
@@ -272,6 +281,35 @@ impl Metrics {
             families.extend(self.job.gather());
         }
         TextEncoder::new().encode_to_string(&families)
+    }
+}
+
+/// The figures of a whole run, which the coordinator serves.
+#[derive(Clone)]
+pub(crate) struct RunMetrics {
+    throughput: Gauge,
+    goodput: Gauge,
+}
+
+impl RunMetrics {
+    /// Registers the metrics in the coordinator's registry.
+    pub(crate) fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let gauge = |name: &str, help: &str| registered(registry, Gauge::with_opts(named(name, help))?);
+        Ok(Self {
+            throughput: gauge(
+                "run_throughput_samples_per_second",
+                "Samples per second over the whole run; steps that were done again count each time.",
+            )?,
+            goodput: gauge(
+                "goodput_samples_per_second",
+                "Samples per second over the whole run, without steps that were lost and done again.",
+            )?,
+        })
+    }
+
+    pub(crate) fn set(&self, run: &WholeRun) {
+        self.throughput.set(run.samples_per_second);
+        self.goodput.set(run.goodput_samples_per_second);
     }
 }
 

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
+use super::{metrics::RunMetrics, whole_run::RunMeter};
 use crate::kubernetes_store::{self, ANSWER_LIMIT, CONFLICT, MAX_ATTEMPTS};
 
 /// The least time between two reports to a cluster's API server.
@@ -29,6 +30,8 @@ pub(crate) struct Publisher {
     published: Option<Instant>,
     /// The newest step that was published here.
     reached: Reached,
+    run: RunMeter,
+    metrics: RunMetrics,
 }
 
 enum Output {
@@ -58,7 +61,7 @@ struct Before {
 }
 
 impl Publisher {
-    pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>) -> Self {
+    pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>, metrics: RunMetrics) -> Self {
         let output = match (store, client) {
             (RecordStore::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
@@ -67,12 +70,20 @@ impl Publisher {
             }
             (RecordStore::Kubernetes | RecordStore::File(_), _) => Output::Standard,
         };
-        Self { output, newest: None, published: None, reached: Reached::default() }
+        let (reached, run) = (Reached::default(), RunMeter::default());
+        Self { output, newest: None, published: None, reached, run, metrics }
     }
 
     /// Returns the newest report.
     pub(crate) fn newest(&self) -> Option<&Progress> {
         self.newest.as_ref()
+    }
+
+    /// Adds the figures of the whole run to a report.
+    pub(crate) fn completed(&self, progress: Progress) -> Progress {
+        let whole_run = self.run.figures(&progress, std::time::Instant::now());
+        whole_run.iter().for_each(|run| self.metrics.set(run));
+        Progress { whole_run, ..progress }
     }
 
     /// Keeps a report, and publishes it unless the last one was just before.
@@ -87,7 +98,7 @@ impl Publisher {
         let news =
             progress.step == progress.total_steps || evaluated(&progress) != self.newest.as_ref().and_then(evaluated);
         self.reached.reported(&progress);
-        self.newest = Some(progress);
+        self.newest = Some(self.completed(progress));
         if due || news {
             self.flush().await;
         }
@@ -138,6 +149,7 @@ impl Publisher {
 
     async fn tell(&mut self, mut change: GroupChange, how: &str) {
         self.reached.changed(&mut change);
+        self.run.changed(&change, std::time::Instant::now());
         match &mut self.output {
             Output::Standard => print_line(&json!({ how: change })),
             Output::Cluster(status) => {

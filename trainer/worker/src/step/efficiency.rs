@@ -7,16 +7,30 @@
 //! communication efficiency = max(useful) / wall
 //! parallel efficiency      = load balance × communication efficiency
 //! scaling efficiency       = samples per second / (world × alone)
-//! alone                    = samples per second of one rank without communication
+//! alone                    = samples per second of one worker that trains the whole global batch
 //! ```
+//!
+//! A group of one measures `alone`: it is the mean of its own steps, update and loader included. A
+//! larger group compares with that, or with an estimate if no group of one has trained yet. The
+//! first steps of a group do not count: connections and caches warm up.
 
 use std::collections::VecDeque;
+
+use lockstep_launch::ScalingBaseline;
+
+use crate::communication::Alone;
 
 /// The number of steps over which reported figures are averaged.
 const WINDOW: usize = 50;
 /// A straggler is slower than this times the median in each of the last `IN_A_ROW` steps.
 const SLOWER: f64 = 1.3;
 const IN_A_ROW: usize = 20;
+/// The number of first steps that do not count for the scaling efficiency.
+const WARM_UP: usize = 3;
+/// The least number of steps after these from which it is told.
+const LEAST: usize = 10;
+/// The least number of steps of a group of one that measure its throughput.
+const MEASURED: usize = 20;
 
 /// One step as the whole group saw it.
 #[derive(Clone, Debug)]
@@ -38,8 +52,9 @@ pub(crate) struct Efficiency {
     pub load_balance: f64,
     /// 0 to 1.
     pub communication: f64,
-    /// `None` until the speed of one rank is known.
-    pub scaling: Option<f64>,
+    /// The scaling efficiency, and the source of the throughput that it compares with. `None` until
+    /// both are known.
+    pub scaling: Option<(f64, ScalingBaseline)>,
 }
 
 /// Collects steps.
@@ -47,18 +62,26 @@ pub(crate) struct Efficiency {
 pub(crate) struct Meter {
     /// Each rank's part of a step's samples. The parts add up to 1.
     shares: Vec<f64>,
-    /// The speed of one rank without communication, in samples per second.
-    baseline: Option<f64>,
+    /// The throughput of one worker by itself, as far as it was known before the first step.
+    alone: Option<Alone>,
     steps: VecDeque<Step>,
+    /// All steps so far.
+    count: usize,
+    /// The samples and the seconds of all steps after the warm-up.
+    warm: (u64, f64),
 }
 
 impl Meter {
-    pub(crate) fn new(shares: Vec<f64>, baseline: Option<f64>) -> Self {
-        Self { shares, baseline, steps: VecDeque::with_capacity(WINDOW) }
+    pub(crate) fn new(shares: Vec<f64>, alone: Option<Alone>) -> Self {
+        Self { shares, alone, steps: VecDeque::with_capacity(WINDOW), count: 0, warm: (0, 0.0) }
     }
 
     /// Takes one more step into the window.
     pub(crate) fn record(&mut self, step: Step) {
+        self.count += 1;
+        if self.count > WARM_UP {
+            self.warm = (self.warm.0 + step.samples, self.warm.1 + step.wall);
+        }
         if self.steps.len() == WINDOW {
             self.steps.pop_front();
         }
@@ -82,8 +105,32 @@ impl Meter {
             samples_per_second,
             load_balance: if greatest > 0.0 { mean / greatest } else { 1.0 },
             communication: (greatest / wall).min(1.0),
-            scaling: self.baseline.map(|one| samples_per_second / (self.shares.len() as f64 * one)),
+            scaling: self.scaling(),
         })
+    }
+
+    /// Returns the throughput of this group, if it is one worker and has trained long enough to
+    /// measure it.
+    pub(crate) fn alone(&self) -> Option<Alone> {
+        let (samples, seconds) = self.warm;
+        let measures = self.shares.len() == 1 && self.count >= WARM_UP + MEASURED && seconds > 0.0;
+        measures.then(|| Alone::measured(samples as f64 / seconds))
+    }
+
+    fn scaling(&self) -> Option<(f64, ScalingBaseline)> {
+        if self.shares.len() == 1 {
+            // One worker is as fast as itself.
+            return self.alone().map(|_| (1.0, ScalingBaseline::Measured));
+        }
+        if self.count < WARM_UP + LEAST {
+            return None;
+        }
+        let Alone { samples_per_second, source } = self.alone?;
+        let cold = (WARM_UP + self.steps.len()).saturating_sub(self.count);
+        let (samples, wall) =
+            self.steps.range(cold..).fold((0, 0.0), |(samples, wall), step| (samples + step.samples, wall + step.wall));
+        let world = self.shares.len() as f64;
+        (wall > 0.0).then(|| (samples as f64 / wall / (world * samples_per_second), source))
     }
 
     /// Returns the ranks for which the others wait step after step although they have no more to
@@ -134,11 +181,47 @@ mod tests {
         assert!(close(efficiency.load_balance * efficiency.communication, 0.5), "{efficiency:?}");
     }
 
+    /// Returns the meter after these steps of 108 samples, each of some seconds.
+    fn after(ranks: usize, alone: Option<Alone>, walls: &[f64]) -> Meter {
+        let mut meter = Meter::new(vec![1.0 / ranks as f64; ranks], alone);
+        for wall in walls {
+            meter.record(Step { samples: 108, wall: *wall, useful: vec![0.9; ranks] });
+        }
+        meter
+    }
+
+    fn scaling(meter: &Meter) -> Option<(f64, ScalingBaseline)> {
+        meter.efficiency().expect("steps").scaling
+    }
+
     #[test]
-    fn scaling_efficiency_compares_with_so_many_lone_ranks() {
-        let mut meter = Meter::new(vec![0.5; 2], Some(60.0));
-        meter.record(Step { samples: 108, wall: 1.0, useful: vec![0.9, 0.9] });
-        assert!(close(meter.efficiency().expect("one step").scaling.expect("a baseline"), 0.9));
+    fn scaling_efficiency_compares_with_so_many_workers_by_themselves() {
+        for (alone, source) in
+            [(Alone::estimated(60.0), ScalingBaseline::Estimated), (Alone::measured(60.0), ScalingBaseline::Measured)]
+        {
+            let found = scaling(&after(2, Some(alone), &[1.0; 2 * WINDOW])).expect("a baseline");
+            assert!(close(found.0, 0.9) && found.1 == source, "{found:?}");
+        }
+        assert_eq!(scaling(&after(2, None, &[1.0; WINDOW])), None);
+    }
+
+    #[test]
+    fn the_first_steps_of_a_group_tell_no_scaling_efficiency() {
+        let alone = Some(Alone::estimated(60.0));
+        let walls = [&[9.0; WARM_UP][..], &[1.0; LEAST]].concat();
+        assert_eq!(scaling(&after(2, alone, &walls[..walls.len() - 1])), None, "too few");
+        let found = scaling(&after(2, alone, &walls)).expect("enough");
+        assert!(close(found.0, 0.9), "cold steps count: {found:?}");
+    }
+
+    #[test]
+    fn a_group_of_one_measures_its_own_throughput() {
+        let walls = [&[9.0; WARM_UP][..], &[2.0; MEASURED]].concat();
+        let meter = after(1, Some(Alone::estimated(60.0)), &walls);
+        assert_eq!(meter.alone(), Some(Alone::measured(54.0)));
+        assert_eq!(scaling(&meter), Some((1.0, ScalingBaseline::Measured)));
+        assert_eq!(after(1, None, &walls[1..]).alone(), None, "too few");
+        assert_eq!(after(2, None, &walls).alone(), None, "of two");
     }
 
     #[test]
@@ -178,6 +261,6 @@ mod tests {
 
     #[test]
     fn there_are_no_figures_before_the_first_step() {
-        assert_eq!(Meter::new(vec![1.0 / 3.0; 3], Some(1.0)).efficiency(), None);
+        assert_eq!(Meter::new(vec![1.0 / 3.0; 3], Some(Alone::measured(1.0))).efficiency(), None);
     }
 }

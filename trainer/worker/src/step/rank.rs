@@ -124,12 +124,14 @@ impl<'a> Rank<'a> {
         let recipe = &state.recipe;
         let (rank, world) = (collectives.rank(), collectives.world());
         let shares = shares(recipe.batches.global_batch(state.step), seat, world);
+        if let Some(alone) = state.alone {
+            session.metrics.baseline.set(alone.samples_per_second);
+        }
         if let Some(rate) = agreed.baseline {
-            session.metrics.baseline.set(rate);
             let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.batches.largest() as f64;
             session.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
         }
-        let meter = Meter::new(shares, agreed.baseline);
+        let meter = Meter::new(shares, state.alone);
         let times = agreed.is_open.then(|| StepTimes::of(agreed.plan.buckets().len(), agreed.measures));
         Ok(Self {
             state,
@@ -386,6 +388,7 @@ impl<'a> Rank<'a> {
     pub(crate) fn progress(&self, line: &StepLine) -> Progress {
         let efficiency = self.meter.efficiency();
         let speed = efficiency.map(|efficiency| efficiency.samples_per_second);
+        let scaling = efficiency.and_then(|efficiency| efficiency.scaling);
         let Recipe { total_steps, batches, .. } = &self.state.recipe;
         let left = batches.samples_before(*total_steps).saturating_sub(batches.samples_before(line.step)) as f64;
         Progress {
@@ -393,9 +396,11 @@ impl<'a> Rank<'a> {
             total_steps: *total_steps,
             epoch: line.epoch,
             world_size: self.world as u32,
+            samples: batches.samples_before(line.step),
             loss: line.loss,
             samples_per_second: speed,
-            scaling_efficiency: efficiency.and_then(|efficiency| efficiency.scaling),
+            scaling_efficiency: scaling.map(|(efficiency, _)| efficiency),
+            scaling_baseline: scaling.map(|(_, source)| source),
             load_balance: efficiency.map(|efficiency| efficiency.load_balance),
             communication_efficiency: efficiency.map(|efficiency| efficiency.communication),
             estimated_remaining_seconds: speed.filter(|speed| *speed > 0.0).map(|speed| left / speed),

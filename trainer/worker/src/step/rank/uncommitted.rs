@@ -182,6 +182,10 @@ impl Rank<'_> {
         let (step, halt, checkpoint) = (line.step, sums.halt(), sums.checkpoint());
         self.session.metrics.waited_for_stable(sums.waited());
         self.meter.record(Step { samples, wall: line.step_seconds, useful: sums.useful().to_vec() });
+        if let Some(alone) = self.meter.alone() {
+            self.session.metrics.baseline.set(alone.samples_per_second);
+            self.state.alone = Some(alone);
+        }
         self.catchup.hear(step, sums.all_know_newcomer());
         if !sums.all_hold(window, whole) {
             return Err(Failure::diverged(format_args!("after step {step} the workers do not hold the same weights")));
