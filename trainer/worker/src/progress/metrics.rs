@@ -77,6 +77,8 @@ pub(crate) struct Metrics {
     loss: GaugeVec,
     accuracy: GaugeVec,
     pub learning_rate: Gauge,
+    pub gradient_norm: Gauge,
+    pub gradient_noise_scale: Gauge,
     throughput: Gauge,
     pub baseline: Gauge,
     scaling_efficiency: GaugeVec,
@@ -162,6 +164,11 @@ impl Metrics {
                 )?,
             )?,
             learning_rate: own_gauge("learning_rate", "Learning rate of the newest step.")?,
+            gradient_norm: gauge("gradient_norm", "L2 norm of the summed gradients, in one step of eight.")?,
+            gradient_noise_scale: gauge(
+                "gradient_noise_scale",
+                "Batch beyond which more samples save few steps, averaged over steps; 0 with one worker or several devices a worker.",
+            )?,
             throughput: gauge("throughput_samples_per_second", "Samples per second of the whole group.")?,
             baseline: own_gauge(
                 "baseline_samples_per_second_per_worker",

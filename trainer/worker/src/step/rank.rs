@@ -52,6 +52,7 @@ use crate::{
     progress::metrics::Phase,
     step::{
         efficiency::Meter,
+        gradient_noise::GradientNoise,
         step_sync::{
             checkpoint_flags::CheckpointFlags,
             numbers::{Told, slots},
@@ -94,6 +95,7 @@ pub(crate) struct Rank<'a> {
     /// it.
     waited: Duration,
     meter: Meter,
+    noise: GradientNoise,
     counted: Statistics,
     /// The times of the first steps until all ranks agree by them how to sum, and the beginning of
     /// the newest step.
@@ -120,6 +122,7 @@ impl<'a> Rank<'a> {
         collectives: Box<dyn Collectives<Payload>>,
         agreed: &Agreed,
     ) -> Result<Self, Failure> {
+        let sees_own = devices.len() == 1;
         state.expect(devices)?;
         let recipe = &state.recipe;
         let (rank, world) = (collectives.rank(), collectives.world());
@@ -150,6 +153,7 @@ impl<'a> Rank<'a> {
             last_end: Instant::now(),
             waited: Duration::ZERO,
             meter,
+            noise: GradientNoise::new(sees_own),
             counted: Statistics::default(),
             step_times: times.map(|times| (times, Instant::now())),
             saves_after: None,
@@ -208,6 +212,7 @@ impl<'a> Rank<'a> {
         let share = self.seat.share(step.samples);
         let computing = Instant::now();
         self.begin_times(computing);
+        self.noise.begin(step.index);
         let rides = self.uncommitted.as_ref().is_some_and(|uncommitted| uncommitted.rides);
         let carries = self.state.carries_numbers();
         let loading = self.backward(step, rides);
@@ -247,6 +252,7 @@ impl<'a> Rank<'a> {
             checkpoint,
             window,
             whole,
+            square: self.noise.told((share.end - share.start) as f64 / step.samples as f64),
             useful,
             waited: mem::take(&mut self.waited),
         };
@@ -266,9 +272,10 @@ impl<'a> Rank<'a> {
     /// samples.
     fn backward(&mut self, step: Step, rides: bool) -> Duration {
         let work = self.work();
-        let Self { state, collectives, sums, numbers, world, .. } = self;
+        let Self { state, collectives, sums, numbers, world, noise, .. } = self;
         let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
-        let submit = &mut |bucket: usize, gradient: Gradients| {
+        let submit = &mut |bucket: usize, mut gradient: Gradients| {
+            noise.add_own(without_room(gradient.as_mut(), carries && bucket == last, *world));
             let gradient = if carries && bucket == last {
                 gradient.carrying(if rides { mem::take(numbers) } else { vec![0.0; slots(*world)] })
             } else {
@@ -434,6 +441,11 @@ fn shares(samples: u64, seat: Seat, world: usize) -> Vec<f64> {
         (share.end - share.start) as f64 / samples as f64
     };
     (0..world as u32).map(part).collect()
+}
+
+/// Returns a bucket's gradients. The last bucket may have room for numbers behind them.
+fn without_room(bucket: &[f32], has_room: bool, world: usize) -> &[f32] {
+    if has_room { &bucket[..bucket.len() - slots(world)] } else { bucket }
 }
 
 /// Adds 2ᵏ parts as a binary tree over them does.

@@ -8,7 +8,7 @@ use lockstep_data::Tally;
 use lockstep_elastic::Activity;
 use lockstep_launch::OnNonFinite;
 
-use super::Rank;
+use super::{Rank, shares, without_room};
 use crate::{
     compute::{fingerprint::Fingerprint, payload::Payload, training_state::all_finite},
     failure::Failure,
@@ -32,6 +32,8 @@ pub(super) struct UncommittedStep {
     window: Fingerprint,
     /// The fingerprint of the whole state, if it will be saved.
     whole: Fingerprint,
+    /// The squared norm of its gradients, if it was measured.
+    square: Option<f64>,
 }
 
 /// The gradients of a step, added over all ranks.
@@ -84,7 +86,7 @@ impl Rank<'_> {
         if let Some(trained) = trained {
             self.complete(&mut line, samples, trained)?;
         }
-        Ok(UncommittedStep { line, samples, rides, window, whole })
+        Ok(UncommittedStep { line, samples, rides, window, whole, square: self.noise.summed() })
     }
 
     /// Adds the loss and the samples of all ranks to the line of a step, and remembers the line in
@@ -105,7 +107,8 @@ impl Rank<'_> {
 
     /// Waits for the summed buckets of this step, and gives their memory back to the replica.
     pub(super) fn wait_for_gradients(&mut self) -> Result<Summed, Failure> {
-        let Self { collectives, sums, step_times, session, numbers, state, .. } = self;
+        let Self { collectives, sums, step_times, session, numbers, state, world, noise, .. } = self;
+        let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
         let skips = state.recipe.on_non_finite == OnNonFinite::Skip;
         session.work().during(Activity::Waiting, || {
             let mut summed = Summed { trained: None, taken: Tally::default(), is_finite: true };
@@ -117,6 +120,7 @@ impl Rank<'_> {
                 };
                 // The collectives of a group of one send nothing, so they did not complete it.
                 let Completion { taken, ready } = gradients.complete();
+                noise.add_summed(without_room(gradients.as_mut(), carries && bucket as usize == last, *world));
                 // A loss that is carried is among the values.
                 let is_finite = all_finite(gradients.as_mut());
                 (summed.taken, summed.is_finite) = (taken, summed.is_finite && is_finite);
@@ -171,7 +175,8 @@ impl Rank<'_> {
 
     /// Reads the summed numbers of the last step, which is then committed.
     pub(super) fn commit(&mut self) -> Result<Option<CommittedStep>, Failure> {
-        let Some(UncommittedStep { mut line, samples, rides: _, window, whole }) = self.uncommitted.take() else {
+        let Some(UncommittedStep { mut line, samples, rides: _, window, whole, square }) = self.uncommitted.take()
+        else {
             return Ok(None);
         };
         let loss = match line.loss {
@@ -182,6 +187,13 @@ impl Rank<'_> {
         let (step, halt, checkpoint) = (line.step, sums.halt(), sums.checkpoint());
         self.session.metrics.waited_for_stable(sums.waited());
         self.meter.record(Step { samples, wall: line.step_seconds, useful: sums.useful().to_vec() });
+        if let Some(square) = square.filter(|_| !line.skipped) {
+            let (metrics, shares) = (self.session.metrics, shares(samples, self.seat, self.world));
+            metrics.gradient_norm.set(square.sqrt());
+            if let Some(scale) = self.noise.scale(&shares, samples, sums.squares(), square) {
+                metrics.gradient_noise_scale.set(scale);
+            }
+        }
         if let Some(alone) = self.meter.alone() {
             self.session.metrics.baseline.set(alone.samples_per_second);
             self.state.alone = Some(alone);

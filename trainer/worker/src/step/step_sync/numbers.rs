@@ -19,8 +19,10 @@ const NEWCOMER: usize = DRAIN + 1;
 const SAVING: Range<usize> = NEWCOMER + 1..NEWCOMER + 1 + CheckpointFlags::SLOTS;
 const WINDOW: Range<usize> = SAVING.end..SAVING.end + Fingerprint::SLOTS;
 const WHOLE: Range<usize> = WINDOW.end..WINDOW.end + Fingerprint::SLOTS;
+/// The squared norms of the mean gradients over the ranks' shares.
+const SQUARES: usize = WHOLE.end;
 /// The useful seconds of each rank, then the seconds that each rank waited.
-const SECONDS: usize = WHOLE.end;
+const SECONDS: usize = SQUARES + 1;
 
 /// Returns the number of slots of a step with `world` ranks.
 pub(crate) const fn slots(world: usize) -> usize {
@@ -38,6 +40,8 @@ pub(crate) struct Told {
     pub window: Fingerprint,
     /// The fingerprint of the whole state, if it will be saved.
     pub whole: Fingerprint,
+    /// The squared norm of the mean gradient over this rank's share, in steps that measure it.
+    pub square: f32,
     /// The time of forward, backward and update.
     pub useful: Duration,
     /// The time that this rank waited for numbers of earlier steps that travelled alone.
@@ -48,7 +52,7 @@ impl Told {
     /// Replaces `numbers` by the slots of `rank` among `world` ranks. The slots of [`Trained`] are
     /// 0.
     pub(crate) fn put(self, numbers: &mut Vec<f32>, rank: usize, world: usize) {
-        let Self { halt, knows_newcomer, checkpoint, window, whole, useful, waited } = self;
+        let Self { halt, knows_newcomer, checkpoint, window, whole, square, useful, waited } = self;
         numbers.clear();
         numbers.resize(slots(world), 0.0);
         match halt {
@@ -60,6 +64,7 @@ impl Told {
         checkpoint.put(&mut numbers[SAVING]);
         numbers[WINDOW].copy_from_slice(&window.slots());
         numbers[WHOLE].copy_from_slice(&whole.slots());
+        numbers[SQUARES] = square;
         numbers[SECONDS + rank] = useful.as_secs_f32();
         numbers[SECONDS + world + rank] = waited.as_secs_f32();
     }
@@ -105,6 +110,11 @@ impl<'a> Sums<'a> {
         all(window, WINDOW) && all(whole, WHOLE)
     }
 
+    /// Returns the sum of the ranks' squared norms.
+    pub(crate) fn squares(self) -> f64 {
+        f64::from(self.numbers[SQUARES])
+    }
+
     /// Returns the useful seconds of each rank.
     pub(crate) fn useful(self) -> &'a [f32] {
         &self.numbers[SECONDS..SECONDS + self.world]
@@ -148,6 +158,7 @@ mod tests {
             checkpoint: CheckpointFlags { writes: true, ..CheckpointFlags::default() },
             window,
             whole,
+            square: 1.5,
             useful: seconds(500),
             waited: seconds(125),
         };
@@ -161,6 +172,7 @@ mod tests {
         let sums = Sums::of(&numbers, 2);
         assert!(sums.all_know_newcomer());
         assert_eq!(sums.checkpoint(), one.checkpoint);
+        assert_eq!(sums.squares(), 3.0);
         assert_eq!((sums.useful(), sums.waited()), (&[0.5, 0.25][..], &[0.125, 0.0][..]));
         assert!(sums.all_hold(window, whole));
         assert!(!sums.all_hold(whole, whole) && !sums.all_hold(window, window));
