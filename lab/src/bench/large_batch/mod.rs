@@ -129,10 +129,21 @@ fn gates(book: &mut Book, rows: &[Row]) -> anyhow::Result<()> {
         rows.iter().find(|row| row.name.starts_with(start))?.cells.get(&batch).map(Cell::accuracy)
     };
     let (lars, unscaled, clipped) = ("LARS, trust", "LARS, tuned at 64, not", "SGD clipped");
+    let root = "LARS, tuned at 64, square-root";
     let difference = |one: Option<f64>, other: Option<f64>| Some(one? - other?);
     for (case, lost, goal) in [
         ("LARS at 1024 below its own 64", difference(accuracy(lars, 64), accuracy(lars, 1024)), 0.3),
         ("LARS at 4096 below its own 64", difference(accuracy(lars, 64), accuracy(lars, 4096)), 1.5),
+        (
+            "LARS at 1024, scaled by the root, below its own 64",
+            difference(accuracy(lars, 64), accuracy(root, 1024)),
+            0.3,
+        ),
+        (
+            "LARS at 4096, scaled by the root, below its own 64",
+            difference(accuracy(lars, 64), accuracy(root, 4096)),
+            1.5,
+        ),
         ("clipped SGD minus LARS at 4096", difference(accuracy(clipped, 4096), accuracy(lars, 4096)), -0.5),
         ("LARS unscaled minus scaled at 4096", difference(accuracy(unscaled, 4096), accuracy(lars, 4096)), -3.0),
         ("LARS at 8192 below its own 64 (reported)", difference(accuracy(lars, 64), accuracy(lars, 8192)), 100.0),

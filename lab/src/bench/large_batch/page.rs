@@ -54,7 +54,8 @@ fn shown(cell: &Cell) -> String {
         _ if cell.is_dead() => ", dead".to_owned(),
         count => format!(", {count} of {} dead", cell.runs.len()),
     };
-    format!("{:.2} [{}, {}] ({}{dead})", cell.accuracy(), percent(least), percent(most), cell.peak)
+    let peak = (cell.peak * 1e5).round() / 1e5;
+    format!("{:.2} [{}, {}] ({peak}{dead})", cell.accuracy(), percent(least), percent(most))
 }
 
 fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {

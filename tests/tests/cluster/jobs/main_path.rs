@@ -18,7 +18,11 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     let client = cluster.client();
     let namespace = restricted(client, "mnist");
     let before = objects_in(client, namespace.name());
-    let job = Job::apply(client, namespace.name(), "mnist", &example("mnist.yaml"));
+    // Ten epochs may take three seconds, which are over before anybody has read the figures.
+    let manifest = example("mnist.yaml");
+    let longer = manifest.replace("epochs: 10\n", "epochs: 40\n");
+    assert_ne!(longer, manifest, "the example has another number of epochs");
+    let job = Job::apply(client, namespace.name(), "mnist", &longer);
 
     job.wait("figures while it runs", |status| {
         let display = &status["display"];
