@@ -21,7 +21,7 @@ pub(super) fn write(effort: Effort, rows: &[Row], source: &str, origin: &str) ->
     };
     fs::write(&page, text)?;
     println!("{table}\n{}", page.display());
-    draw(&picture, &format!("{source}, 5 epochs: test accuracy in %"), rows)
+    draw(&picture, &format!("{source}, 5 epochs: test accuracy in %, without dead rows"), rows)
         .map_err(|error| anyhow!("{}: {error}", picture.display()))
 }
 
@@ -58,6 +58,9 @@ fn shown(cell: &Cell) -> String {
     format!("{:.2} [{}, {}] ({peak}{dead})", cell.accuracy(), percent(least), percent(most))
 }
 
+/// The least accuracy that the picture shows, in percent.
+const LOWEST: f64 = 60.0;
+
 fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
     let area = SVGBackend::new(path, (960, 560)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -66,11 +69,23 @@ fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<(), Box<dyn std::error
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d((50f64..10_000f64).log_scale(), 0f64..100f64)?;
-    chart.configure_mesh().x_desc("global batch").y_desc("test accuracy in %").draw()?;
+        .build_cartesian_2d((50f64..10_000f64).log_scale(), LOWEST..100f64)?;
+    chart
+        .configure_mesh()
+        .x_desc("global batch")
+        .y_desc("test accuracy in %")
+        .x_label_formatter(&|batch| format!("{batch:.0}"))
+        .y_label_formatter(&|accuracy| format!("{accuracy:.0}"))
+        .max_light_lines(0)
+        .draw()?;
     for (index, Row { name, cells }) in rows.iter().enumerate() {
+        // Dead runs would press all other lines together.
+        let cells: Vec<_> = cells.iter().filter(|(_, cell)| cell.accuracy() >= LOWEST).collect();
+        if cells.is_empty() {
+            continue;
+        }
         let style = ShapeStyle::from(&Palette99::pick(index)).stroke_width(2);
-        let points: Vec<_> = cells.iter().map(|(batch, cell)| (*batch as f64, cell.accuracy())).collect();
+        let points: Vec<_> = cells.iter().map(|(batch, cell)| (**batch as f64, cell.accuracy())).collect();
         chart
             .draw_series(LineSeries::new(points, style).point_size(3))?
             .label(name)
