@@ -148,7 +148,8 @@ fn unusable_idx_files_are_refused_by_name() {
     write(&labels, label_bytes(&[1; 99]));
     assert_refused("counts", &manifest, &[], &["100", "99"]);
     write(&labels, label_bytes(&[11; 100]));
-    assert_refused("label", &manifest, &[], &["train-labels-idx1-ubyte", "11"]);
+    let ten_classes = manifest.replaced("{format: idx,", "{format: idx, classes: 10,");
+    assert_refused("label", &ten_classes, &[], &["train-labels-idx1-ubyte", "11"]);
     write(&images, vec![1, 2, 3, 4, 5, 6, 7, 8]);
     write(&labels, label_bytes(&[1; 100]));
     assert_refused("corrupt", &manifest, &[], &["train-images-idx3-ubyte"]);
