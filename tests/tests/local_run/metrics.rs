@@ -25,10 +25,12 @@ fn promtool_accepts_a_workers_metrics() {
         ["--workers", "2", "--set", "spec.communication.backend=tcp", "--set", "spec.communication.wire=bf16"];
     let run = Run::of("metrics", &Manifest::glyphs(10_000, 2000), &over_tcp);
     run.wait_for_step(100);
+    // The first reports tell no efficiency.
+    run.wait_until("an efficiency", || !baselines(&run).is_empty());
+    let noise = || value(&metrics(&run, 0), "lockstep_gradient_noise_scale");
+    run.wait_until("the gradients' noise", || noise().is_some_and(|noise| noise > 0.0 && noise.is_finite()));
     let text = metrics(&run, 0);
-    for metric in
-        ["lockstep_steps_total", "lockstep_phase_seconds_total", "lockstep_scaling_efficiency_ratio", "lockstep_loss"]
-    {
+    for metric in ["lockstep_steps_total", "lockstep_phase_seconds_total", "lockstep_gradient_norm", "lockstep_loss"] {
         assert!(text.contains(metric), "{metric} is missing:\n{text}");
     }
     assert!(text.contains("job_name=\"lenet\"") && text.contains("job_namespace=\"local\""), "{text}");
