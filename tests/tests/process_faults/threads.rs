@@ -117,8 +117,8 @@ fn a_process_whose_training_thread_stays_stuck_ends_and_is_replaced() {
     job.wait_for_steps(30);
     let held = job.pid(Host::Worker(0));
     let _debugger = hold_while_it_computes(&mut job, Host::Worker(0));
-    // The others must not finish before.
-    job.network.shape(Host::Worker(2), 4.0);
+    // The others must not finish before: a step takes most of a second.
+    job.network.shape(Host::Worker(2), 1.0);
     let known = job.changes().len();
     job.wait_for("another process of the worker", |job| job.pid(Host::Worker(0)) != held);
     job.wait_for_workers(3, known);
