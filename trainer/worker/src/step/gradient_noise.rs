@@ -1,8 +1,8 @@
 //! The gradient noise scale of a run, and the norm of its gradients.
 //!
-//! The gradient of one rank's share is that of a small batch, the sum over all ranks that of a large
-//! one. The difference of their norms tells how much of a gradient is noise (McCandlish et al.,
-//! arXiv 1812.06162; [`Noise`] has the formulas).
+//! The gradient of one rank's share is that of a small batch, the sum over all ranks that of a
+//! large one. The difference of their norms tells how much of a gradient is noise (McCandlish et
+//! al., arXiv 1812.06162; [`Noise`] has the formulas).
 
 use lockstep_nn::{Measured, Noise, NoiseAverage};
 
@@ -42,8 +42,8 @@ impl GradientNoise {
         add_squares(&mut self.summed, gradients);
     }
 
-    /// Returns what this rank tells the others: the squared norm of the mean gradient over its share
-    /// of the step's samples. 0 if it is not measured.
+    /// Returns what this rank tells the others: the squared norm of the mean gradient over its
+    /// share of the step's samples. 0 if it is not measured.
     pub(crate) fn told(&self, share: f64) -> f32 {
         if share > 0.0 { (self.own.unwrap_or_default() / (share * share)) as f32 } else { 0.0 }
     }
@@ -73,7 +73,7 @@ fn add_squares(sum: &mut Option<f64>, values: &[f32]) {
     }
 }
 
-/// Shares of different sizes count by the mean of their reciprocals, to which noise is proportional.
+/// Shares of different sizes count by the mean of their reciprocals: noise is proportional to it.
 fn noise(shares: &[f64], samples: f64, told: f64, summed: f64) -> Option<Noise> {
     let ranks = shares.len() as f64;
     if shares.contains(&0.0) || told <= 0.0 || !told.is_finite() || !summed.is_finite() {
