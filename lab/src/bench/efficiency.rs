@@ -55,7 +55,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a run shows.
+/// The figures that a run shows.
 struct Seen {
     reported: f64,
     /// Samples per second of the newest steps, and of all after the first ones.

@@ -38,7 +38,7 @@ pub(crate) struct Region {
     pub(crate) width: usize,
 }
 
-/// What of a picture becomes a sample.
+/// The part of a picture that becomes a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     /// This part, resized to the sample's size,
@@ -58,7 +58,7 @@ impl View {
 }
 
 impl Augment {
-    /// Whether samples stay as they are.
+    /// True if samples stay as they are.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()

@@ -95,7 +95,7 @@ impl Batches {
         self.step(steps).epoch
     }
 
-    /// Whether an epoch, and not only a step, ends after so many steps.
+    /// True if an epoch, and not only a step, ends after so many steps.
     #[must_use]
     pub fn ends_epoch(&self, steps: u64) -> bool {
         steps > 0 && self.step(steps).cursor == 0

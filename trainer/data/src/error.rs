@@ -10,13 +10,13 @@ pub enum DataError {
     FolderMissing {
         /// As it was given.
         folder: PathBuf,
-        /// What it should hold.
+        /// The content that it should have.
         holds: &'static str,
     },
     /// The folder holds none of the usual files.
     #[error("no IDX files in {}: looked for {looked_for}, each also with .gz; put a pair of image and label files there", folder.display())]
     NoPair {
-        /// Where.
+        /// The place.
         folder: PathBuf,
         /// The names, separated by commas.
         looked_for: String,
@@ -50,7 +50,7 @@ pub enum DataError {
     CorruptGzip {
         /// Which.
         path: PathBuf,
-        /// What the decoder found.
+        /// The decoder's message.
         source: io::Error,
     },
     /// The file ends too early.
@@ -78,7 +78,7 @@ pub enum DataError {
         path: PathBuf,
         /// Its first four bytes, big-endian.
         found: u32,
-        /// What they may be.
+        /// The accepted values.
         accepted: &'static str,
     },
     /// A file of records of one length has a part of one.
@@ -96,9 +96,9 @@ pub enum DataError {
     /// The folder holds none of the files of the format.
     #[error("no {format} files in {}: looked for {looked_for}; put them there, or set spec.dataset.uri to their folder", folder.display())]
     NoFiles {
-        /// Where.
+        /// The place.
         folder: PathBuf,
-        /// What was looked for.
+        /// The file that was looked for.
         format: &'static str,
         /// The names.
         looked_for: String,
@@ -168,7 +168,7 @@ pub enum DataError {
     /// More folders than classes are accepted.
     #[error("{} holds {found} classes, accepted are 1 to {most}", folder.display())]
     TooManyClasses {
-        /// Where.
+        /// The place.
         folder: PathBuf,
         /// How many.
         found: usize,
@@ -178,7 +178,7 @@ pub enum DataError {
     /// More pictures than are accepted.
     #[error("{} holds more than {most} pictures, the most that are accepted", folder.display())]
     TooManyPictures {
-        /// Where.
+        /// The place.
         folder: PathBuf,
         /// The most that are accepted.
         most: usize,
@@ -194,7 +194,7 @@ pub enum DataError {
     Undecodable {
         /// Which.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A picture of another size, and none is resized.
@@ -214,7 +214,7 @@ pub enum DataError {
     TooManyCorrupt {
         /// The last one.
         place: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
         /// How many there are.
         found: usize,
@@ -232,7 +232,7 @@ pub enum DataError {
     DamagedArchive {
         /// Which.
         path: PathBuf,
-        /// What the reader found.
+        /// The reader's message.
         source: io::Error,
     },
     /// A sample of an archive without picture or label.
@@ -286,7 +286,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether the same may go well a moment later: storage that holds the samples did not answer,
+    /// True if the same may go well a moment later: storage that holds the samples did not answer,
     /// or a resource was used up.
     #[must_use]
     pub fn passes(&self) -> bool {

@@ -17,7 +17,7 @@ use crate::{
     samples::{check_fraction, held_out},
 };
 
-/// What a pair of files is for.
+/// The purpose of a pair of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// `train-…`
@@ -26,7 +26,7 @@ pub enum Part {
     Evaluation,
 }
 
-/// What a file of a pair holds.
+/// The content of a file of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Images,
@@ -113,7 +113,7 @@ struct Pair {
     labels: PathBuf,
 }
 
-/// What they hold.
+/// Their content.
 struct Raw {
     shape: Shape,
     pixels: Vec<u8>,

@@ -21,7 +21,7 @@ use self::shelf::Shelf;
 /// use, a loader holds this many and two.
 pub const QUEUED_BATCHES: usize = 4;
 
-/// What a loader delivers, in which order.
+/// The samples that a loader delivers, and their order.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     /// Seed of the shuffle.
@@ -36,7 +36,7 @@ pub struct Order {
     pub first_step: u64,
     /// Number of steps to deliver.
     pub steps: u64,
-    /// Whether micro-batches are cut between virtual shards only, for layers that compute over a
+    /// True if micro-batches are cut between virtual shards only, for layers that compute over a
     /// shard. A shard of more samples than a micro-batch may have is cut into several groups.
     pub whole_shards: bool,
 }
@@ -89,7 +89,7 @@ impl Batch {
         self.labels.len()
     }
 
-    /// Whether it holds none; a loader delivers no such batch.
+    /// True if it holds none; a loader delivers no such batch.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.labels.is_empty()
@@ -229,7 +229,7 @@ impl Preparation {
         Self { samples: Arc::clone(samples), order, cuts }
     }
 
-    /// Whether the rank has samples in no step: to look for some would take all of them.
+    /// True if the rank has samples in no step: to look for some would take all of them.
     fn is_idle(&self) -> bool {
         let Order { batches, seat, .. } = self.order;
         batches.step_sizes().all(|samples| seat.share(samples).is_empty())

@@ -1,4 +1,4 @@
-//! What lies at a path.
+//! Looks at the kind of thing that lies at a path.
 
 use std::{
     fs::{self, Metadata},

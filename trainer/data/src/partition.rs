@@ -50,7 +50,7 @@ impl Seat {
         Self { aligned: self.aligned, ..Self::new(rank, self.world, self.shards) }
     }
 
-    /// Whether all ranks hold subtrees of the shards.
+    /// True if all ranks hold subtrees of the shards.
     #[must_use]
     pub fn is_aligned(self) -> bool {
         self.aligned
@@ -106,7 +106,7 @@ impl Seat {
     }
 }
 
-/// Where a global step lies in the data.
+/// The place of a global step in the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Its number, counted from 0 over the whole job.
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a run of shards is all that lies below one node of the binary tree.
+    /// True if a run of shards is all that lies below one node of the binary tree.
     fn is_a_subtree(shards: &Range<u32>) -> bool {
         let size = shards.end - shards.start;
         size.is_power_of_two() && shards.start.is_multiple_of(size)

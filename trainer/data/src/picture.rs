@@ -94,7 +94,7 @@ fn decoder(encoded: &[u8]) -> Result<impl ImageDecoder, String> {
     Ok(decoder)
 }
 
-/// Whether no end follows the last scan. Inside a scan, 0xFF never precedes either mark.
+/// True if no end follows the last scan. Inside a scan, 0xFF never precedes either mark.
 fn ends_early(jpeg: &[u8]) -> bool {
     let last = |mark: [u8; 2]| jpeg.windows(2).rposition(|pair| pair == mark);
     last(END_OF_IMAGE) < last(START_OF_SCAN)

@@ -24,14 +24,14 @@ use crate::{
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What happened to a picture while the training ran.
+/// An event of a picture while the training ran.
 #[derive(Debug)]
 pub enum PictureProblem {
     /// It is corrupt, and the next good one of its class takes its place.
     Skipped {
-        /// Where it lies.
+        /// Its place.
         place: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
         /// Corrupt pictures that this process has met.
         found: usize,
@@ -60,7 +60,7 @@ pub struct PictureOptions {
     pub report: PictureReport,
 }
 
-/// Where an encoded picture lies.
+/// The place of an encoded picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The file, in the list of files.
@@ -75,7 +75,7 @@ pub(crate) struct Pictures {
     /// Paths below the folder.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) places: Vec<Place>,
-    /// What tells these pictures from others.
+    /// A digest that tells these pictures from others.
     pub(crate) fingerprint: [u8; 32],
     pub(crate) options: PictureOptions,
     corrupt: Mutex<BTreeSet<usize>>,
@@ -105,7 +105,7 @@ pub(crate) struct Preparation<'a> {
     pub(crate) pass: Option<Pass>,
 }
 
-/// What a thread uses again from picture to picture.
+/// The memory that a thread uses for one picture after the other.
 #[derive(Default)]
 struct Buffers {
     encoded: Vec<u8>,
@@ -231,7 +231,7 @@ impl Pictures {
         self.folder.join(&self.files[self.places[id].file as usize])
     }
 
-    /// Where a picture lies, for people.
+    /// The place of a picture, for people.
     fn place(&self, id: usize) -> String {
         match self.places[id].part {
             None => self.path(id).display().to_string(),
@@ -244,7 +244,7 @@ impl Pictures {
     }
 }
 
-/// Whether every worker at every time would fail as well.
+/// True if every worker at every time would fail as well.
 fn is_lasting(error: &io::Error) -> bool {
     matches!(
         error.kind(),

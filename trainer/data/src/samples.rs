@@ -39,7 +39,7 @@ pub struct Samples {
     augment: Augment,
 }
 
-/// Where the values come from.
+/// The source of the values.
 #[derive(Clone, Debug, PartialEq)]
 enum Content {
     /// Bytes of all samples in one block, sample after sample, each channel × row × column.
@@ -134,13 +134,13 @@ impl Samples {
         self.labels.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Whether preparing a sample takes so long that nobody should do it twice.
+    /// True if preparing a sample takes so long that nobody should do it twice.
     #[must_use]
     pub(crate) const fn is_costly(&self) -> bool {
         matches!(self.content, Content::Pictures(_))

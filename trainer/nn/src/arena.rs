@@ -82,7 +82,7 @@ impl Arena {
         self.shared.elements
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.shared.elements == 0
     }

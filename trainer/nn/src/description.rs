@@ -43,7 +43,7 @@ pub enum LayerSpec {
         /// Output features; as many as there are classes where nothing is said.
         #[serde(default)]
         outputs: Option<usize>,
-        /// Whether a bias is added.
+        /// True if a bias is added.
         #[serde(default = "yes")]
         bias: bool,
     },
@@ -69,7 +69,7 @@ pub enum LayerSpec {
         /// Groups of channels that do not see each other.
         #[serde(default = "one")]
         groups: usize,
-        /// Whether a bias is added.
+        /// True if a bias is added.
         #[serde(default = "yes")]
         bias: bool,
     },
@@ -86,7 +86,7 @@ pub enum LayerSpec {
         /// Zeros around the image.
         #[serde(default)]
         padding: usize,
-        /// Whether a bias is added.
+        /// True if a bias is added.
         #[serde(default = "yes")]
         bias: bool,
     },
@@ -111,7 +111,7 @@ pub enum LayerSpec {
         /// Its name.
         #[serde(default)]
         name: Option<String>,
-        /// What the scales begin with.
+        /// The first value of the scales.
         #[serde(default = "unit")]
         scale: f32,
     },

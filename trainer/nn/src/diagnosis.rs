@@ -9,12 +9,12 @@ use crate::layers::Mode;
 use crate::op::MicroBatch;
 use crate::replica::Replica;
 
-/// What is infinite, or not a number.
+/// The first value that is infinite or not a number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotFinite {
     /// A parameter.
     Parameter(String),
-    /// What a layer made of a batch.
+    /// The output of a layer.
     Output(String),
     /// The gradient of a parameter, or of a statistic.
     Gradient(String),

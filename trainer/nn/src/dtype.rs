@@ -53,7 +53,7 @@ impl DType {
 
 /// A Rust type that shows the elements of a buffer.
 pub trait Element: bytemuck::Pod + Send {
-    /// Whether a buffer of this type holds such elements.
+    /// True if a buffer of this type holds such elements.
     fn shows(dtype: DType) -> bool;
 }
 

@@ -10,9 +10,9 @@ pub enum Error {
         layer: String,
         /// Its kind.
         kind: String,
-        /// What it needs.
+        /// The shape or size that it needs.
         expected: String,
-        /// What it is given.
+        /// The shape or size that it gets.
         got: String,
     },
     /// There is nothing to train for.
@@ -36,7 +36,7 @@ pub enum Error {
         index: usize,
         /// The wrong bucket.
         bucket: Range<usize>,
-        /// Where it should start.
+        /// The element at which it should start.
         expected_start: usize,
         /// Length of the gradient arena.
         elements: usize,

@@ -5,16 +5,16 @@ use crate::graph::{Network, Node, Value};
 use crate::layers::{Conv2d, Layer, MaxPool};
 use crate::op::Function;
 
-/// What is fused, by node.
+/// The fusions, by node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fusions {
-    /// Whether the node applies the `max(0, ·)` of the node that follows.
+    /// True if the node applies the `max(0, ·)` of the node that follows.
     pub(crate) takes_relu: Vec<bool>,
-    /// Whether another node computes what the node would.
+    /// True if another node computes what the node would.
     pub(crate) is_absorbed: Vec<bool>,
     /// For each value the one whose memory it has.
     pub(crate) memory_of: Vec<Value>,
-    /// Whether the node, a convolution, pools its output, too: a block of samples side by side.
+    /// True if the node, a convolution, pools its output, too: a block of samples side by side.
     pub(crate) is_block: Vec<bool>,
     /// How the samples of each value lie.
     pub(crate) forms: Vec<Form>,
@@ -79,7 +79,7 @@ impl Fusions {
         fusions
     }
 
-    /// Whether evaluation computes the node with another.
+    /// True if evaluation computes the node with another.
     pub(crate) fn is_folded(&self, number: usize) -> bool {
         self.norm_behind.contains(&Some(number))
     }

@@ -78,7 +78,7 @@ impl Buckets<'_> {
     }
 }
 
-/// Whether `buckets` tile an arena of so many elements, in order.
+/// True if `buckets` tile an arena of so many elements, in order.
 pub(crate) fn check_buckets(buckets: &[Range<usize>], elements: usize) -> Result<(), Error> {
     let mut expected_start = 0;
     for (index, bucket) in buckets.iter().enumerate() {

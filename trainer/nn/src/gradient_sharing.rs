@@ -65,7 +65,7 @@ impl SharedGradients {
         shared
     }
 
-    /// Whether a node's input has its gradient without an operation.
+    /// True if a node's input has its gradient without an operation.
     pub(crate) fn is_passed_on(&self, node: usize, input: usize) -> bool {
         self.passed_on[node].get(input).is_some_and(|passed| *passed)
     }
@@ -111,7 +111,7 @@ impl Roots<'_> {
         self.readers[value.0] == readers && !self.is_judged[value.0]
     }
 
-    /// Whether backward of the layer that makes a value leaves the value's gradient as it is.
+    /// True if backward of the layer that makes a value leaves the value's gradient as it is.
     fn maker_only_reads(&self, value: Value, fusions: &Fusions) -> bool {
         self.makers[value.0].is_none_or(|maker| !fusions.takes_relu[maker])
     }
@@ -120,7 +120,7 @@ impl Roots<'_> {
         self.readers[value.0].iter().copied().filter(move |reader| *reader != node)
     }
 
-    /// Whether a node is the last to read a value, once, so that it is the first to contribute to
+    /// True if a node is the last to read a value, once, so that it is the first to contribute to
     /// its gradient.
     fn takes_over(&self, value: Value, node: usize) -> bool {
         let readers = &self.readers[value.0];

@@ -19,11 +19,11 @@ pub struct Value(pub(crate) usize);
 pub struct Node {
     /// Its name, the prefix of its parameters' names.
     pub name: String,
-    /// What it computes.
+    /// Its computation.
     pub layer: Layer,
-    /// What it reads.
+    /// The values that it reads.
     pub inputs: Vec<Value>,
-    /// What it makes.
+    /// The value that it makes.
     pub output: Value,
     /// The node whose parameters it uses, where they are not its own.
     pub shares: Option<usize>,
@@ -32,15 +32,15 @@ pub struct Node {
 /// A loss in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Criterion {
-    /// What it computes.
+    /// Its computation.
     pub loss: Loss,
-    /// What it reads.
+    /// The values that it reads.
     pub prediction: Value,
     /// Which of a sample's targets it compares with.
     pub target: usize,
-    /// What it counts beside others.
+    /// Its weight beside others.
     pub weight: f32,
-    /// Whether it counts in training only, and not in evaluation.
+    /// True if it counts in training only, and not in evaluation.
     pub is_auxiliary: bool,
 }
 
@@ -70,7 +70,7 @@ impl Network {
         self.shape(self.criteria[0].prediction).channels
     }
 
-    /// What the first loss reads.
+    /// The value that the first loss reads.
     pub fn output(&self) -> Value {
         self.criteria[0].prediction
     }
@@ -110,7 +110,7 @@ impl Network {
         node.shares.map_or(&node.name, |owner| &self.nodes[owner].name)
     }
 
-    /// Where every parameter lies.
+    /// The place of every parameter.
     pub fn table(&self) -> &ParamTable {
         &self.table
     }
@@ -118,7 +118,7 @@ impl Network {
     /// Another first loss, such as one with label smoothing.
     ///
     /// # Errors
-    /// Where it cannot read what the one before it did.
+    /// The layer cannot read the output of the one before it.
     pub fn set_loss(&mut self, loss: impl Into<Loss>) -> Result<(), Error> {
         let loss = loss.into();
         checked(&loss, self.shape(self.output()), 0)?;
@@ -159,7 +159,7 @@ impl Graph {
     /// Adds a layer with a name of its own.
     ///
     /// # Errors
-    /// Where it cannot compute on these inputs, or another has its name.
+    /// The layer cannot compute on these inputs, or another has its name.
     pub fn add(&mut self, name: &str, layer: impl Into<Layer>, inputs: &[Value]) -> Result<Value, Error> {
         self.place(name.to_owned(), layer.into(), inputs, None)
     }
@@ -167,7 +167,7 @@ impl Graph {
     /// Adds a layer that has no parameters: its name is its kind with a number.
     ///
     /// # Errors
-    /// Where it cannot compute on these inputs.
+    /// The layer cannot compute on these inputs.
     pub fn then(&mut self, layer: impl Into<Layer>, input: Value) -> Result<Value, Error> {
         self.join(layer, &[input])
     }
@@ -175,7 +175,7 @@ impl Graph {
     /// The same with several inputs.
     ///
     /// # Errors
-    /// Where it cannot compute on these inputs.
+    /// The layer cannot compute on these inputs.
     pub fn join(&mut self, layer: impl Into<Layer>, inputs: &[Value]) -> Result<Value, Error> {
         let layer = layer.into();
         let name = format!("{}_{}", layer.name(), self.nodes.len());
@@ -185,7 +185,7 @@ impl Graph {
     /// Adds a layer that uses the parameters of an earlier one of the same kind and shapes.
     ///
     /// # Errors
-    /// Where it cannot compute on these inputs or has other parameters.
+    /// The layer cannot compute on these inputs, or has other parameters.
     pub fn add_sharing(
         &mut self,
         name: &str,
@@ -213,7 +213,7 @@ impl Graph {
     /// Trains so that `prediction` meets the first target of each sample by this loss.
     ///
     /// # Errors
-    /// Where the loss cannot read the value.
+    /// The loss cannot read the value.
     pub fn loss(&mut self, loss: impl Into<Loss>, prediction: Value) -> Result<(), Error> {
         self.criterion(Criterion { loss: loss.into(), prediction, target: 0, weight: 1.0, is_auxiliary: false })
     }
@@ -221,7 +221,7 @@ impl Graph {
     /// Adds a loss beside others.
     ///
     /// # Errors
-    /// Where the loss cannot read the value.
+    /// The loss cannot read the value.
     pub fn criterion(&mut self, criterion: Criterion) -> Result<(), Error> {
         checked(&criterion.loss, self.shapes[criterion.prediction.0], self.criteria.len())?;
         self.criteria.push(criterion);
@@ -279,7 +279,7 @@ impl Graph {
     }
 }
 
-/// Whether a loss can read a prediction of this shape.
+/// True if a loss can read a prediction of this shape.
 fn checked(loss: &Loss, prediction: Shape, number: usize) -> Result<(), Error> {
     loss.check(prediction).map_err(|misfit| Error::Misfit {
         layer: format!("loss {number}"),

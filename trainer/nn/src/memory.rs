@@ -46,7 +46,7 @@ impl Region {
         Region { memory: self.memory, start: self.start + elements.start, len: elements.len() }
     }
 
-    /// Whether both have an element in common.
+    /// True if both have an element in common.
     pub fn overlaps(&self, other: &Region) -> bool {
         self.memory == other.memory
             && self.start.max(other.start) < (self.start + self.len).min(other.start + other.len)
@@ -87,7 +87,7 @@ impl Form {
 /// A value of the graph, or its gradient, for a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
-    /// Where it lies.
+    /// Its place.
     pub region: Region,
     /// Shape of a sample.
     pub shape: Shape,
@@ -107,7 +107,7 @@ impl Tensor {
     }
 }
 
-/// Whether a result replaces what was there or is added to it.
+/// True if a result replaces what was there or is added to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accumulation {
     /// It replaces it.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use crate::arena::LINE_ELEMENTS;
 
-/// What needs memory, and when.
+/// A need for memory, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) elements: usize,

@@ -24,7 +24,7 @@ pub enum Layout {
     RowMajor,
 }
 
-/// What a parameter does in its layer. Weight decay applies to weights only (arXiv 1706.02677).
+/// The role of a parameter in its layer. Weight decay applies to weights only (arXiv 1706.02677).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Role {
     /// Multiplies inputs.
@@ -41,7 +41,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether gradients train it.
+    /// True if gradients train it.
     #[must_use]
     pub const fn is_trained(self) -> bool {
         match self {
@@ -90,7 +90,7 @@ pub struct ParamSpec {
     pub name: &'static str,
     /// Dimensions as PyTorch's.
     pub shape: Vec<usize>,
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// How it begins.
     pub initial: Initial,
@@ -115,7 +115,7 @@ pub struct ParamMeta {
     pub role: Role,
     /// How it begins.
     pub initial: Initial,
-    /// Whether updates leave it as it is.
+    /// True if updates leave it as it is.
     pub frozen: bool,
 }
 

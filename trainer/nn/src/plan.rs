@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) norms: Memory,
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) targets: Vec<Target>,
-    /// Where each group of samples ends.
+    /// The end of each group of samples.
     pub(crate) group_ends: Region,
     /// Two words for each sample.
     pub(crate) sample_keys: Region,
@@ -45,7 +45,7 @@ pub(crate) struct Scheduled {
     pub(crate) ready: usize,
 }
 
-/// What backward is made from.
+/// The parts from which backward is made.
 #[derive(Debug)]
 struct Planned {
     operands: Vec<Option<Operands>>,
@@ -144,7 +144,7 @@ impl Plan {
         Some((operands.output, ops))
     }
 
-    /// Where the gradient of a value goes.
+    /// The memory for the gradient of a value.
     #[cfg(test)]
     pub(crate) fn value_gradient(&self, value: Value) -> Option<Tensor> {
         self.graph.value_gradients[value.0]

@@ -14,7 +14,7 @@ use crate::parameters::ParamTable;
 use crate::placement::{Placement, without_halo};
 use crate::shape::Shape;
 
-/// Where a sample's targets go.
+/// The memory for a sample's targets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) tensor: Tensor,
@@ -24,7 +24,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Whether a label is one that the loss takes.
+    /// True if a label is one that the loss takes.
     pub(crate) fn takes(&self, label: u32) -> bool {
         (label as usize) < self.classes || Some(label) == self.ignored
     }
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) slots: usize,
     pub(crate) max_micro_batch: usize,
     pub(crate) fuse: bool,
-    /// Whether gradients of inputs are computed, too, and nothing's memory is reused: for tests.
+    /// True if gradients of inputs are computed, too, and nothing's memory is reused: for tests.
     pub(crate) keep_all: bool,
 }
 

@@ -56,7 +56,7 @@ pub struct Replica<D: Device> {
     totals: StepResult,
 }
 
-/// Where in a step the replica is.
+/// The replica's place in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     BetweenSteps,
@@ -137,7 +137,7 @@ impl<D: Device> Replica<D> {
         &self.network
     }
 
-    /// Where every parameter lies in every arena.
+    /// The place of every parameter in every arena.
     pub fn table(&self) -> &ParamTable {
         &self.table
     }

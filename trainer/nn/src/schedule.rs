@@ -37,7 +37,7 @@ pub enum Decay {
     Steps {
         /// Steps after which the rate drops, ascending.
         at: Vec<u64>,
-        /// What is left of the rate at each.
+        /// The factor on the rate at each.
         factor: f64,
     },
     /// `end + (peak − end)·(1 + cos πx) / 2`, where `x` is the share of the steps after warm-up.
@@ -63,7 +63,7 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// What comes after warm-up.
+    /// The decay after warm-up.
     pub decay: Decay,
 }
 

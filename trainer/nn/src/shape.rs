@@ -41,7 +41,7 @@ impl Shape {
         self.height * self.width
     }
 
-    /// Whether a sample is one row of features.
+    /// True if a sample is one row of features.
     #[must_use]
     pub const fn is_flat(self) -> bool {
         self.pixels() == 1

@@ -24,7 +24,7 @@ pub struct StateTensor {
     pub values: Vec<f32>,
 }
 
-/// Where a tensor of a model's state lies.
+/// The place of a tensor in a model's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateEntry {
     /// As [`StateTensor::name`].

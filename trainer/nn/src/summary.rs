@@ -1,4 +1,4 @@
-//! What a network costs, layer by layer, before any machine runs it.
+//! The costs of a network, layer by layer, before any machine runs it.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub struct Summary {
 pub struct LayerSummary {
     /// Name of the layer.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: String,
     /// Shape of one output sample.
     pub output: Shape,

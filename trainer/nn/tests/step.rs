@@ -14,7 +14,7 @@ use reference::Dice;
 
 const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
-/// What is called for each bucket.
+/// The function that is called for each bucket.
 type Announce<'a> = &'a mut dyn FnMut(usize, Gradient<<Cpu as Device>::HostView>);
 
 struct Batch {

@@ -147,7 +147,7 @@ pub trait Bucket: AsMut<[f32]> + Send {
     fn complete(&mut self) -> Completion;
 }
 
-/// What is known of a bucket once it is complete.
+/// The facts of a bucket that is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
     /// The samples from which the gradients come. Those of the last bucket are all of the share.
@@ -165,7 +165,7 @@ pub struct Trained {
     pub taken: Tally,
 }
 
-/// What a model makes of held-out samples.
+/// A model's answers to held-out samples, judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Judged {
     /// The sum of the losses over the samples.

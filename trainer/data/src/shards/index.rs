@@ -1,4 +1,4 @@
-//! Where the samples lie in an archive.
+//! The places of the samples in an archive.
 
 use std::{
     fs::File,

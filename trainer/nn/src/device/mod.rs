@@ -26,7 +26,7 @@ pub trait Device {
     fn allocate(&mut self, dtype: DType, elements: usize) -> Memory;
     /// New totals, zero. Only while planning.
     fn allocate_tally(&mut self) -> Tally;
-    /// Whether it computes small convolutions with their pooling as [`Op::Block`] on samples side
+    /// True if it computes small convolutions with their pooling as [`Op::Block`] on samples side
     /// by side.
     fn has_blocks(&self) -> bool {
         false
@@ -88,7 +88,7 @@ impl Values<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0

@@ -27,7 +27,7 @@ impl Instructions {
         widest_first.into_iter().find(|instructions| instructions.available()).unwrap_or(Instructions::Baseline)
     }
 
-    /// Whether this core has the set.
+    /// True if this core has the set.
     pub fn available(self) -> bool {
         match self {
             Instructions::Baseline => true,

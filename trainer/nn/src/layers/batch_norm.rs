@@ -19,7 +19,7 @@ use crate::{
 /// Normalises each channel over a group of samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
-    /// What is added to the variance.
+    /// The term that is added to the variance.
     pub epsilon: f32,
     /// How much the newest batch counts in the running statistics.
     pub momentum: f32,

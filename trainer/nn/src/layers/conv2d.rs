@@ -27,7 +27,7 @@ pub struct Conv2d {
     pub window: Window,
     /// Groups of channels.
     pub groups: ChannelGroups,
-    /// Whether a bias is added.
+    /// True if a bias is added.
     pub bias: bool,
     /// How the weights begin; PyTorch's default where nothing is said.
     pub initial: Option<Initial>,
@@ -103,7 +103,7 @@ impl Conv2d {
         }
     }
 
-    /// Whether it can be computed with its pooling as one operation on samples side by side, and
+    /// True if it can be computed with its pooling as one operation on samples side by side, and
     /// gains by it: few channels would leave vectors of channels empty.
     pub(crate) fn suits_a_block(&self, input: Shape) -> bool {
         let Window { kernel, stride, padding, dilation } = self.window;

@@ -16,7 +16,7 @@ use crate::{
 pub struct GroupNorm {
     /// Groups of channels.
     pub groups: usize,
-    /// What is added to the variance.
+    /// The term that is added to the variance.
     pub epsilon: f32,
 }
 

@@ -12,7 +12,7 @@ use crate::{dtype::DType, op::Op, parameters::ParamSpec, shape::Shape};
 /// Normalises the channels of each pixel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNorm {
-    /// What is added to the variance.
+    /// The term that is added to the variance.
     pub epsilon: f32,
 }
 

@@ -14,7 +14,7 @@ use crate::{
 pub struct Linear {
     /// Output features.
     pub outputs: usize,
-    /// Whether a bias is added.
+    /// True if a bias is added.
     pub bias: bool,
     /// How the weights begin; PyTorch's default where nothing is said.
     pub initial: Option<Initial>,

@@ -13,7 +13,7 @@ use crate::{
 pub struct MaxPool {
     /// The window.
     pub window: Window,
-    /// Whether a window may begin inside the image and end beyond it.
+    /// True if a window may begin inside the image and end beyond it.
     pub ceil: bool,
 }
 

@@ -47,7 +47,7 @@ pub(crate) use operands::{Folded, Gradients, Kept, Mode, Operands};
 
 use crate::{device::Tensor, dtype::DType, op::Op, parameters::ParamSpec, shape::Shape};
 
-/// What a layer is and computes.
+/// The kind of a layer and its computation.
 pub(crate) trait Rule {
     /// Shape of the output.
     fn output(&self, inputs: &[Shape]) -> Result<Shape, Misfit>;
@@ -67,13 +67,13 @@ pub(crate) trait Rule {
         Vec::new()
     }
 
-    /// Whether it can apply `max(0, ·)` to its output at once, and undo it in backward by looking
+    /// True if it can apply `max(0, ·)` to its output at once, and undo it in backward by looking
     /// at the output.
     fn takes_relu(&self) -> bool {
         false
     }
 
-    /// Whether the output has the elements of the input in the same order, so that it need not be
+    /// True if the output has the elements of the input in the same order, so that it need not be
     /// written.
     fn is_view(&self, _inputs: &[Shape]) -> bool {
         false
@@ -203,9 +203,9 @@ list! {
     Hinge = "hinge",
 }
 
-/// What a loss is and computes.
+/// The kind of a loss and its computation.
 pub(crate) trait Judge {
-    /// Whether it can read such a prediction.
+    /// True if it can read such a prediction.
     fn check(&self, prediction: Shape) -> Result<(), Misfit>;
 
     /// Type and elements of one sample's target.
@@ -226,7 +226,7 @@ pub(crate) trait Judge {
     fn operation(&self, at: &Judged) -> Op;
 }
 
-/// What a loss works on.
+/// The operands of a loss.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Judged {
     pub(crate) prediction: Tensor,
@@ -242,7 +242,7 @@ impl Loss {
         self.rule().check(prediction)
     }
 
-    /// Whether targets are labels below the number of classes.
+    /// True if targets are labels below the number of classes.
     #[must_use]
     pub fn takes_labels(&self) -> bool {
         self.rule().target(Shape::features(1)).0 == DType::U32

@@ -39,7 +39,7 @@ pub(crate) struct Operands {
     /// By their names in the layer.
     pub(crate) parameters: Vec<(&'static str, Region)>,
     pub(crate) kept: Vec<Region>,
-    /// Whether `max(0, ·)` is applied to the output.
+    /// True if `max(0, ·)` is applied to the output.
     pub(crate) relu: bool,
     /// For a block of samples side by side, which pools its output, room for what each maximum came
     /// from.
@@ -48,7 +48,7 @@ pub(crate) struct Operands {
     pub(crate) folded: Option<Folded>,
     /// The node's number, for dice.
     pub(crate) number: u32,
-    /// Where each group of samples of the micro-batch ends.
+    /// The end of each group of samples of the micro-batch.
     pub(crate) group_ends: Region,
     /// Two words for each sample.
     pub(crate) sample_keys: Region,

@@ -22,7 +22,7 @@ pub struct SoftmaxCrossEntropy {
     pub class_weights: Vec<f32>,
     /// The label of pixels that do not count.
     pub ignored: Option<u32>,
-    /// Whether every pixel has a label.
+    /// True if every pixel has a label.
     pub per_pixel: bool,
 }
 

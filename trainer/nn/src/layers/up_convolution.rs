@@ -19,7 +19,7 @@ pub struct UpConvolution {
     pub outputs: usize,
     /// The window of the convolution that it reverses.
     pub window: Window,
-    /// Whether a bias is added.
+    /// True if a bias is added.
     pub bias: bool,
     /// How the weights begin; PyTorch's default where nothing is said.
     pub initial: Option<Initial>,

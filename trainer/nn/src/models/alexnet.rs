@@ -12,7 +12,7 @@ use crate::{
 /// AlexNet.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn alexnet(input: Shape, classes: usize) -> Result<Network, Error> {
     let mut chain = Chain::on(input);
     let pool = MaxPool::new(3).stride(2);

@@ -28,7 +28,7 @@ const MODULES: [(&str, Channels); 9] = [
 /// GoogLeNet.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn googlenet(input: Shape, classes: usize) -> Result<Network, Error> {
     let mut chain = Chain::on(input);
     let pool = MaxPool::new(3).stride(2).ceil();

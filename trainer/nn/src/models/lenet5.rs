@@ -15,7 +15,7 @@ pub fn lenet5() -> Network {
 /// On other images and classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn lenet5_on(input: Shape, classes: usize) -> Result<Network, Error> {
     let mut graph = Graph::new();
     let x = graph.input(input);

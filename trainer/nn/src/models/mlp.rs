@@ -19,7 +19,7 @@ pub fn mlp(inputs: usize, hidden: &[usize], classes: usize) -> Network {
 /// The same on samples of any shape.
 ///
 /// # Errors
-/// Where a width is zero.
+/// A width is zero.
 pub fn mlp_on(input: Shape, hidden: &[usize], classes: usize) -> Result<Network, Error> {
     let mut graph = Graph::new();
     let x = graph.input(input);

@@ -25,7 +25,7 @@ enum Kind {
 /// 18 layers: 11,689,512 weights for 1000 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet18(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet(Kind::Basic, [2, 2, 2, 2], input, classes)
 }
@@ -33,7 +33,7 @@ pub fn resnet18(input: Shape, classes: usize) -> Result<Network, Error> {
 /// 34 layers: 21,797,672 weights for 1000 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet34(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet(Kind::Basic, [3, 4, 6, 3], input, classes)
 }
@@ -41,7 +41,7 @@ pub fn resnet34(input: Shape, classes: usize) -> Result<Network, Error> {
 /// 50 layers: 25,557,032 weights for 1000 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet50(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet(Kind::Bottleneck, [3, 4, 6, 3], input, classes)
 }

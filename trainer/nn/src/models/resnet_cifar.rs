@@ -13,7 +13,7 @@ use crate::{
 /// 20 layers: 0.27 million weights for 10 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet20(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet_cifar(3, input, classes)
 }
@@ -21,7 +21,7 @@ pub fn resnet20(input: Shape, classes: usize) -> Result<Network, Error> {
 /// 32 layers: 0.46 million weights for 10 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet32(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet_cifar(5, input, classes)
 }
@@ -29,7 +29,7 @@ pub fn resnet32(input: Shape, classes: usize) -> Result<Network, Error> {
 /// 56 layers: 0.85 million weights for 10 classes.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn resnet56(input: Shape, classes: usize) -> Result<Network, Error> {
     resnet_cifar(9, input, classes)
 }

@@ -20,7 +20,7 @@ const DEPTH: usize = 4;
 /// With 64 channels at the top.
 ///
 /// # Errors
-/// Where the sides of the images are no multiples of 16.
+/// The sides of the images are no multiples of 16.
 pub fn unet(input: Shape, classes: usize) -> Result<Network, Error> {
     let loss = SoftmaxCrossEntropy { per_pixel: true, ..SoftmaxCrossEntropy::default() };
     unet_of(input, classes, 64, loss)
@@ -29,7 +29,7 @@ pub fn unet(input: Shape, classes: usize) -> Result<Network, Error> {
 /// With other channels at the top and another loss for each pixel.
 ///
 /// # Errors
-/// Where the sides of the images are no multiples of 16, or the loss has another number of classes.
+/// The sides of the images are no multiples of 16, or the loss has another number of classes.
 pub fn unet_of(input: Shape, classes: usize, width: usize, loss: SoftmaxCrossEntropy) -> Result<Network, Error> {
     let mut chain = Chain::on(input);
     let mut skipped = Vec::new();

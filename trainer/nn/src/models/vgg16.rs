@@ -13,7 +13,7 @@ use crate::{
 /// VGG-16.
 ///
 /// # Errors
-/// Where the images are too small.
+/// The images are too small.
 pub fn vgg16(input: Shape, classes: usize) -> Result<Network, Error> {
     let mut chain = Chain::on(input);
     // torchvision counts a ReLU and a pooling as layers, too.

@@ -1,4 +1,4 @@
-//! What losses work on.
+//! The operands of losses.
 
 use super::Sum;
 use crate::memory::{Region, Tally, Tensor};
@@ -8,11 +8,11 @@ use crate::memory::{Region, Tally, Tensor};
 pub struct SoftmaxCrossEntropy {
     /// The logits, one channel a class.
     pub z: Tensor,
-    /// Where their gradient goes; none when only evaluating.
+    /// The memory for their gradient; none when only evaluating.
     pub dz: Option<Sum<Tensor>>,
     /// A label for each pixel of each sample.
     pub labels: Region,
-    /// Where the totals are kept.
+    /// The memory of the totals.
     pub tally: Tally,
     /// `ε`: the share of the target that is spread over all classes.
     pub smoothing: f32,
@@ -20,7 +20,7 @@ pub struct SoftmaxCrossEntropy {
     pub class_weights: Option<Region>,
     /// The label of pixels that do not count.
     pub ignored: Option<u32>,
-    /// What this loss counts beside others.
+    /// The weight of this loss beside others.
     pub weight: f32,
 }
 
@@ -29,13 +29,13 @@ pub struct SoftmaxCrossEntropy {
 pub struct MeanSquaredError {
     /// The predictions.
     pub y: Tensor,
-    /// Where their gradient goes; none when only evaluating.
+    /// The memory for their gradient; none when only evaluating.
     pub dy: Option<Sum<Tensor>>,
     /// The targets.
     pub targets: Tensor,
-    /// Where the totals are kept.
+    /// The memory of the totals.
     pub tally: Tally,
-    /// What this loss counts beside others.
+    /// The weight of this loss beside others.
     pub weight: f32,
 }
 
@@ -44,14 +44,14 @@ pub struct MeanSquaredError {
 pub struct Hinge {
     /// The scores, one channel a class.
     pub z: Tensor,
-    /// Where their gradient goes; none when only evaluating.
+    /// The memory for their gradient; none when only evaluating.
     pub dz: Option<Sum<Tensor>>,
     /// A label for each sample.
     pub labels: Region,
-    /// Where the totals are kept.
+    /// The memory of the totals.
     pub tally: Tally,
     /// The margin.
     pub margin: f32,
-    /// What this loss counts beside others.
+    /// The weight of this loss beside others.
     pub weight: f32,
 }

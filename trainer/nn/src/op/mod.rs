@@ -15,7 +15,7 @@ pub use updates::*;
 pub use crate::memory::Accumulation;
 use crate::memory::{Memory, Region, Tally};
 
-/// What changes from one micro-batch to the next.
+/// The values that change from one micro-batch to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MicroBatch {
     /// Samples.
@@ -24,7 +24,7 @@ pub struct MicroBatch {
     pub groups: usize,
     /// Each sample's loss counts so much in the gradients: one over the global batch.
     pub scale: f32,
-    /// Whether it is the step's first.
+    /// True if it is the step's first.
     pub is_first: bool,
     /// The number of the step.
     pub step: u64,
@@ -63,7 +63,7 @@ impl<T> Sum<T> {
         Sum { into, adding: Adding::Never }
     }
 
-    /// What to do in this micro-batch.
+    /// The work of this micro-batch.
     pub fn now(&self, batch: &MicroBatch) -> Accumulation {
         match self.adding {
             Adding::Never => Accumulation::Replace,
@@ -178,7 +178,7 @@ pub enum Op {
     Norms(Norms),
 }
 
-/// What an operation may write.
+/// The memory that an operation may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
     /// A region of memory.

@@ -14,7 +14,7 @@ pub struct Linear {
     pub weight: Region,
     /// `b`, `[outputs]`.
     pub bias: Option<Region>,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct Convolution {
     pub groups: usize,
     /// A batch norm by its running statistics, which comes before `max(0, ·)`.
     pub norm: Option<FoldedNorm>,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -123,7 +123,7 @@ pub struct Block {
     pub bias: Region,
     /// Rows and columns of the kernel.
     pub kernel: usize,
-    /// Whether `max(0, ·)` comes before the pooling.
+    /// True if `max(0, ·)` comes before the pooling.
     pub relu: bool,
     /// Which element of its window each output is, as many as `y` has elements without halo.
     pub switches: Region,
@@ -151,7 +151,7 @@ pub struct AddBias {
     pub y: Tensor,
     /// `b`, one a channel.
     pub bias: Option<Region>,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -186,11 +186,11 @@ pub struct BatchNorm {
     pub bias: Region,
     /// Mean and variance of each group: `[group][2][channel]`.
     pub kept: Region,
-    /// Where each group of samples ends.
+    /// The end of each group of samples.
     pub ends: Region,
     /// `ε`.
     pub epsilon: f32,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -211,7 +211,7 @@ pub struct BatchNormFixed {
     pub variance: Region,
     /// `ε`.
     pub epsilon: f32,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -228,11 +228,11 @@ pub struct BatchNormBackward {
     pub bias: Region,
     /// What [`BatchNorm`] kept.
     pub kept: Region,
-    /// Where each group of samples ends.
+    /// The end of each group of samples.
     pub ends: Region,
     /// `ε`.
     pub epsilon: f32,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
     /// `dx`.
     pub dx: Option<Sum<Tensor>>,
@@ -376,7 +376,7 @@ pub struct Add {
     pub inputs: [Tensor; 2],
     /// `y`.
     pub y: Tensor,
-    /// Whether `max(0, ·)` follows.
+    /// True if `max(0, ·)` follows.
     pub relu: bool,
 }
 
@@ -433,9 +433,9 @@ pub struct SubsampleBackward {
 /// See [`super::Op::Dropout`]; the gradient is the same operation on gradients.
 #[derive(Debug, Clone, Copy)]
 pub struct Dropout {
-    /// What is read.
+    /// The memory that is read.
     pub from: Tensor,
-    /// What is written.
+    /// The memory that is written.
     pub into: Sum<Tensor>,
     /// The share of elements that become zero.
     pub probability: f32,
@@ -448,8 +448,8 @@ pub struct Dropout {
 /// See [`super::Op::Flatten`].
 #[derive(Debug, Clone, Copy)]
 pub struct Flatten {
-    /// What is read.
+    /// The memory that is read.
     pub from: Tensor,
-    /// What is written.
+    /// The memory that is written.
     pub into: Sum<Tensor>,
 }

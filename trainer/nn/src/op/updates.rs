@@ -1,4 +1,4 @@
-//! What updates and norms work on.
+//! The operands of updates and norms.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct Update {
 pub struct UpdateRange {
     /// Elements of each arena.
     pub range: Range<usize>,
-    /// What the parameter does.
+    /// The role of the parameter.
     pub role: Role,
 }
 

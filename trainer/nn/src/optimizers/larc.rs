@@ -17,13 +17,13 @@ pub struct Larc {
     pub weight_decay: f32,
     /// The trust coefficient `c`.
     pub trust_coefficient: f32,
-    /// What the local rate does to the global one.
+    /// The effect of the local rate on the global one.
     pub mode: LarcMode,
-    /// What biases get.
+    /// The treatment of biases.
     pub biases: Biases,
 }
 
-/// What LARC's local rate does to the global one.
+/// The effect of LARC's local rate on the global one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LarcMode {
     /// The lower of both counts.

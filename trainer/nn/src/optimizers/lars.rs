@@ -19,7 +19,7 @@ pub struct Lars {
     pub trust_coefficient: f32,
     /// `ε`, which bounds the ratio where gradient and decay vanish.
     pub epsilon: f32,
-    /// What biases get.
+    /// The treatment of biases.
     pub biases: Biases,
 }
 

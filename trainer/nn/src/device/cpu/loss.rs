@@ -7,7 +7,7 @@ use crate::{
     op::{Accumulation, Hinge, MeanSquaredError, MicroBatch, SoftmaxCrossEntropy, Sum},
 };
 
-/// Where a prediction's gradient goes.
+/// The memory for a prediction's gradient.
 struct Target {
     values: Lease,
     accumulation: Accumulation,

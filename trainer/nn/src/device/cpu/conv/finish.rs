@@ -1,4 +1,4 @@
-//! What happens to sums on their way to memory.
+//! The last operations on sums before they are written.
 
 #![allow(unsafe_code, reason = "vector loads and stores through pointers")]
 
@@ -13,7 +13,7 @@ pub struct Finish<'a> {
     pub scale: Option<&'a [f32]>,
     /// One addend for each output channel, or 0: a bias, for example.
     pub shift: Option<&'a [f32]>,
-    /// Whether `max(0, x)` comes last.
+    /// True if `max(0, x)` comes last.
     pub relu: bool,
 }
 
@@ -62,7 +62,7 @@ impl Finish<'_> {
     }
 }
 
-/// Where the sums of a tile go.
+/// The memory for the sums of a tile.
 pub(super) struct Written<'a> {
     pub(super) finish: Finish<'a>,
     pub(super) accumulation: Accumulation,

@@ -133,7 +133,7 @@ pub struct BackwardInput<'a> {
     pub output_gradient: &'a [f32],
     /// From [`Convolution::pack_backward`].
     pub weights: &'a [f32],
-    /// Whether `dx` is replaced or added to.
+    /// True if `dx` is replaced or added to.
     pub accumulation: Accumulation,
     /// `dx`.
     pub input_gradient: &'a mut [f32],
@@ -148,7 +148,7 @@ pub struct BackwardWeights<'a> {
     pub input: &'a [f32],
     /// `dy`.
     pub output_gradient: &'a [f32],
-    /// Whether the gradients are replaced or added to.
+    /// True if the gradients are replaced or added to.
     pub accumulation: Accumulation,
     /// `dw`, in the order of the weights.
     pub weight_gradient: &'a mut [f32],
