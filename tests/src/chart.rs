@@ -2,12 +2,17 @@
 
 use std::{
     io::Write as _,
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
 use anyhow::Context as _;
 
-use crate::{cluster::Client, root};
+use crate::{
+    cluster::Client,
+    packages::{install as install_packages, program},
+    root,
+};
 
 /// The operator's namespace.
 pub const NAMESPACE: &str = "lockstep-system";
@@ -36,12 +41,23 @@ pub fn operator_metrics(client: &Client) -> anyhow::Result<String> {
     client.kubectl(&["get", "--raw", &format!("{service}/proxy/metrics")])
 }
 
+/// Returns the path of promtool, and installs its Debian package if it is missing.
+///
+/// # Errors
+/// The package cannot be installed.
+pub fn promtool() -> anyhow::Result<PathBuf> {
+    if program("promtool").is_none() {
+        install_packages(&["prometheus"])?;
+    }
+    program("promtool").context("the package prometheus brought no promtool")
+}
+
 /// Returns the objections of `promtool check metrics`; empty if there are none.
 ///
 /// # Errors
-/// promtool, of Debian's package prometheus, cannot be started.
+/// promtool, of Debian's package prometheus, cannot be installed or started.
 pub fn promtool_objections(metrics: &str) -> anyhow::Result<String> {
-    let mut checker = Command::new("promtool")
+    let mut checker = Command::new(promtool()?)
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,0 +1,3 @@
+//! What a platform team installs for its Prometheus and Grafana: alert rules, runbooks, dashboards.
+
+mod rules;
