@@ -1,3 +1,5 @@
 //! What a platform team installs for its Prometheus and Grafana: alert rules, runbooks, dashboards.
 
+mod boards;
+mod files;
 mod rules;

@@ -1,10 +1,12 @@
 //! The alert rules: promtool accepts them, they fire and resolve as their cases say, and each has a
 //! runbook.
 
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use std::{collections::BTreeSet, fs};
 
-use lockstep_tests::{chart, root, skip};
+use lockstep_tests::root;
 use serde_json::Value;
+
+use super::files::{list, promtool, read, text, value};
 
 const RULES: &str = "charts/lockstep/files/rules/lockstep.rules.yaml";
 const CASES: &str = "tests/tests/monitoring/rules.test.yaml";
@@ -24,7 +26,7 @@ fn the_alerts_fire_and_resolve_as_their_cases_say() {
 
 #[test]
 fn each_alert_has_a_case_in_which_it_is_quiet_then_fires_and_then_resolves() {
-    let cases = yaml(CASES);
+    let cases = value(CASES);
     for alert in alerts() {
         let name = text(&alert["alert"]);
         let found = list(&cases["tests"]).iter().any(|group| {
@@ -79,39 +81,11 @@ fn the_list_of_runbooks_has_each_alert_with_its_severity() {
     }
 }
 
-/// Runs promtool at the root, and expects success.
-fn promtool(test: &str, words: &[&str]) {
-    let promtool = match chart::promtool() {
-        Ok(promtool) => promtool,
-        Err(why) => return skip(test, &format!("{why:#}")),
-    };
-    let ended = Command::new(promtool).args(words).current_dir(root()).output().expect("promtool starts");
-    let said = format!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-    assert!(ended.status.success(), "{said}");
-}
-
 fn alerts() -> Vec<Value> {
-    let rules = yaml(RULES);
+    let rules = value(RULES);
     list(&rules["groups"]).iter().flat_map(|group| list(&group["rules"]).to_vec()).collect()
 }
 
 fn names() -> BTreeSet<String> {
     alerts().iter().map(|alert| text(&alert["alert"]).to_owned()).collect()
-}
-
-fn yaml(path: &str) -> Value {
-    lockstep_api::manifest::parse(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-fn read(path: &str) -> String {
-    let path = root().join(Path::new(path));
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
