@@ -1,4 +1,7 @@
-//! Lockstep on a cluster: its chart, installed as a user does it, and its operator's metrics.
+//! Lockstep on a cluster: its chart, rendered and installed as a user does it, and its operator's
+//! metrics.
+
+pub mod variants;
 
 use std::{
     io::Write as _,
@@ -6,10 +9,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::{
     cluster::Client,
+    go_programs,
     packages::{install as install_packages, program},
     root,
 };
@@ -30,6 +34,42 @@ pub fn install(client: &Client) -> anyhow::Result<()> {
     // Without --reset-values, helm keeps those of the release before.
     let options = ["--reset-values", "--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
     client.helm(&[&["upgrade", "--install", RELEASE, chart.as_str()][..], &options].concat()).map(drop)
+}
+
+/// Returns the objects that helm would install, with the Prometheus operator in the cluster. `words`
+/// set the values.
+///
+/// # Errors
+/// helm cannot be built, or it refuses the values.
+pub fn rendered(release: &str, words: &[&str]) -> anyhow::Result<String> {
+    let chart = root().join("charts/lockstep").display().to_string();
+    let kinds = variants::MONITORING.map(|kind| format!("--api-versions=monitoring.coreos.com/v1/{kind}"));
+    let mut all = vec!["template", release, chart.as_str(), "--namespace", NAMESPACE];
+    all.extend(kinds.iter().map(String::as_str));
+    program_of_the_cluster("helm", &[&all[..], words].concat())
+}
+
+/// Runs one of the cluster's programs without a cluster, and returns its output.
+///
+/// # Errors
+/// It cannot be built, or it fails; the error holds its message.
+pub fn program_of_the_cluster(program: &str, words: &[&str]) -> anyhow::Result<String> {
+    let path = go_programs::cluster_programs()?.join(program);
+    let ended = Command::new(path).args(words).current_dir(root()).output();
+    let ended = ended.with_context(|| format!("starting {program}"))?;
+    if !ended.status.success() {
+        bail!("{program} {}: {}", words.join(" "), String::from_utf8_lossy(&ended.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+}
+
+/// Returns the CRDs of [`variants::MONITORING`], as the Prometheus operator's release has them.
+///
+/// # Errors
+/// The Go module cannot be downloaded.
+pub fn monitoring_crds() -> anyhow::Result<[PathBuf; 3]> {
+    let folder = go_programs::prometheus_operator()?.join("example/prometheus-operator-crd");
+    Ok(variants::MONITORING.map(|kind| folder.join(format!("monitoring.coreos.com_{}s.yaml", kind.to_lowercase()))))
 }
 
 /// Returns the operator's metrics in Prometheus' text format.

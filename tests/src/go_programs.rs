@@ -64,6 +64,32 @@ pub(crate) fn object_store() -> anyhow::Result<PathBuf> {
     Ok(built(&OBJECT_STORE)?.join("versitygw"))
 }
 
+/// Returns the folder of the Prometheus operator's sources, downloaded if they are missing (4 MB).
+/// Nothing of it is built: it holds the CRDs of the objects that the chart makes.
+///
+/// # Errors
+/// Go is missing, or the module cannot be downloaded.
+pub(crate) fn prometheus_operator() -> anyhow::Result<PathBuf> {
+    const MODULE: &str = "github.com/prometheus-operator/prometheus-operator";
+    let source = root().join("deploy/cluster/tools/prometheus-operator");
+    let toolchain = go_toolchain()?;
+    let downloaded = go(&source, toolchain).args(["mod", "download", MODULE]).output().context("starting go")?;
+    if !downloaded.status.success() {
+        bail!("go mod download {MODULE}: {}", String::from_utf8_lossy(&downloaded.stderr).trim());
+    }
+    folder_of_module(&source, toolchain, MODULE)
+}
+
+/// Returns the folder of the sources of a module that is downloaded.
+fn folder_of_module(source: &Path, toolchain: &str, module: &str) -> anyhow::Result<PathBuf> {
+    let output = go(source, toolchain).args(["list", "-m", "-f", "{{.Dir}}", module]).output();
+    let output = output.context("starting go")?;
+    if !output.status.success() {
+        bail!("go list in {}: {}", source.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+}
+
 /// Returns the folder with the programs of these modules, and builds them if they are missing.
 fn built(modules: &[Module]) -> anyhow::Result<PathBuf> {
     let folder = folder_of(modules)?;
@@ -167,12 +193,7 @@ fn link_flags(module: &Module) -> anyhow::Result<String> {
 }
 
 fn copy_kwok_stages(source: &Path, toolchain: &str, to: &Path) -> anyhow::Result<()> {
-    let output = go(source, toolchain).args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]).output();
-    let output = output.context("starting go")?;
-    if !output.status.success() {
-        bail!("go list in {}: {}", source.display(), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let stages = Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("kustomize/stage");
+    let stages = folder_of_module(source, toolchain, "sigs.k8s.io/kwok")?.join("kustomize/stage");
     for kind in ["node/fast", "pod/fast"] {
         fs::create_dir_all(to.join(kind))?;
         for stage in fs::read_dir(stages.join(kind))?.flatten().filter(|stage| stage.path().is_file()) {

@@ -1,6 +1,7 @@
 //! The parts that the tests, `cargo xtask cluster` and the benchmarks share: a real local
 //! Kubernetes, a real S3 server, network namespaces, and container images.
 
+pub mod boards;
 pub mod chart;
 pub mod checkpoints;
 pub mod cluster;

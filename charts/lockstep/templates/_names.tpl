@@ -38,6 +38,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{- define "lockstep.testLabels" -}}
+app.kubernetes.io/name: {{ include "lockstep.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end }}
+
 {{- define "lockstep.labels" -}}
 {{ include "lockstep.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

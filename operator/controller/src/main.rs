@@ -1,6 +1,7 @@
 //! The operator: it turns every `TrainingJob` into pods that train it.
 
 mod apply;
+mod check;
 mod lease;
 mod metrics;
 mod observe;
@@ -11,7 +12,7 @@ mod serve;
 use std::{io::IsTerminal, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use futures::FutureExt;
 use kube::{Api, Client};
 use lockstep_launch::StandardError;
@@ -38,14 +39,16 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 /// Runs TrainingJobs of lockstep.dev.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Flags {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Namespace to watch; repeat it for several. Default: all.
     #[arg(long = "namespace", env = "LOCKSTEP_NAMESPACES", value_delimiter = ',', value_name = "NAMESPACE")]
     namespaces: Vec<String>,
     /// Image of the trainer for jobs whose template names none.
-    #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE")]
-    trainer_image: String,
+    #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE", required = true)]
+    trainer_image: Option<String>,
     /// When that image is pulled: Always, IfNotPresent or Never.
     #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE_PULL_POLICY", default_value = "IfNotPresent",
           value_parser = ["Always", "IfNotPresent", "Never"])]
@@ -71,6 +74,12 @@ struct Flags {
     log: LogFormat,
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// Tell whether an installation works, as `helm test` does.
+    Check(check::Arguments),
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum LogFormat {
     Json,
@@ -78,7 +87,10 @@ enum LogFormat {
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let mut flags = Flags::parse();
+    if let Some(Command::Check(arguments)) = flags.command.take() {
+        return check(arguments);
+    }
     let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     let filter = EnvFilter::new(without_repetition(filter.as_deref().unwrap_or("info,kube=warn")));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
@@ -103,6 +115,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Looks at an installation. The answer is for people, so it is no log.
+fn check(arguments: check::Arguments) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let checked = runtime.context("start the runtime").and_then(|runtime| runtime.block_on(check::check(arguments)));
+    match checked {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Silences the client library's own messages about watches. It reports each attempt; this program
 /// reports a problem once.
 fn without_repetition(filter: &str) -> String {
@@ -111,6 +136,7 @@ fn without_repetition(filter: &str) -> String {
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
     let Flags {
+        command: _,
         namespaces,
         trainer_image,
         trainer_image_pull_policy,
@@ -121,6 +147,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         listen,
         log: _,
     } = flags;
+    let trainer_image = trainer_image.context("--trainer-image is missing")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("take over SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("take over SIGTERM")?;
     let (stop, stopped) = watch::channel(false);

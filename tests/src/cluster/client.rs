@@ -67,6 +67,16 @@ impl Client {
         self.run("kubectl", &["-n", namespace, "create", "--dry-run=server", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
+    /// Asks whether the API server would take the manifests, also over objects of the same names.
+    /// Nothing is changed. Unknown fields are an error.
+    ///
+    /// # Errors
+    /// kubectl or the API server refuses; the error holds the message.
+    pub fn would_apply(&self, yaml: &str) -> anyhow::Result<()> {
+        let words = ["apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server", "-f", "-"];
+        self.run("kubectl", &words, Some(yaml)).map(|_| ())
+    }
+
     /// Posts an object to a path of the API, such as an eviction.
     ///
     /// # Errors

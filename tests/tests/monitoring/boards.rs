@@ -3,9 +3,10 @@
 
 use std::{collections::BTreeSet, fs};
 
+use lockstep_tests::boards::{self, queries};
 use serde_json::{Value, json};
 
-use super::files::{list, promtool, text, value};
+use super::files::{list, promtool, text};
 
 /// The boards: their name, and the variables that a user chooses by.
 const BOARDS: [(&str, &[&str]); 3] = [
@@ -96,7 +97,7 @@ fn no_panel_lies_over_another_or_beyond_the_edge() {
 #[test]
 fn queries_use_the_boards_variables_and_each_variable_is_used() {
     for (name, variables) in BOARDS {
-        let asked: Vec<String> = queries(&board(name)).into_iter().map(|(_, query)| query).collect();
+        let asked: Vec<String> = queries(&board(name)).into_iter().map(|query| query.text).collect();
         let used: BTreeSet<&str> = asked.iter().flat_map(|query| variables_in(query)).collect();
         for variable in &used {
             assert!(variables.contains(variable) || BUILT_IN.contains(variable), "{name}: ${variable} is unknown");
@@ -112,13 +113,14 @@ fn queries_use_the_boards_variables_and_each_variable_is_used() {
 fn prometheus_can_parse_every_query() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, variables) in BOARDS {
-        let rules: Vec<Value> = queries(&board(name))
-            .into_iter()
-            .filter(|(_, query)| !query.starts_with("label_values("))
+        let values: Vec<(&str, &str)> =
+            BUILT_IN.iter().map(|name| (*name, "1m")).chain(variables.iter().map(|name| (*name, *name))).collect();
+        let asked = queries(&board(name)).into_iter().filter(|query| !query.asks_for_names());
+        let rules: Vec<Value> = asked
             .enumerate()
-            .map(|(number, (title, query))| {
-                let query = filled(&query, variables);
-                json!({"record": format!("board:query:{number}"), "expr": query, "labels": {"title": title}})
+            .map(|(number, query)| {
+                let labels = json!({"title": query.of});
+                json!({"record": format!("board:query:{number}"), "expr": query.filled(&values), "labels": labels})
             })
             .collect();
         assert!(rules.len() > 15, "{name}");
@@ -129,34 +131,12 @@ fn prometheus_can_parse_every_query() {
     }
 }
 
-/// Returns all queries of a board, each with the title of its panel, annotation or variable.
-fn queries(board: &Value) -> Vec<(String, String)> {
-    let panels = list(&board["panels"]).iter().filter(|panel| panel["type"] != "row");
-    let of_panels = panels.flat_map(|panel| {
-        list(&panel["targets"])
-            .iter()
-            .map(|target| (text(&panel["title"]).to_owned(), text(&target["expr"]).to_owned()))
-    });
-    let marks = list(&board["annotations"]["list"]).iter();
-    let of_marks = marks.map(|mark| (text(&mark["name"]).to_owned(), text(&mark["expr"]).to_owned()));
-    let variables = list(&board["templating"]["list"]).iter().filter(|variable| variable["type"] == "query");
-    let of_variables =
-        variables.map(|variable| (text(&variable["name"]).to_owned(), text(&variable["query"]["query"]).to_owned()));
-    of_panels.chain(of_marks).chain(of_variables).collect()
-}
-
 /// Returns the names behind each `$`.
 fn variables_in(query: &str) -> impl Iterator<Item = &str> {
     query.split('$').skip(1).map(|rest| {
         let end = rest.find(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_')).unwrap_or(rest.len());
         &rest[..end]
     })
-}
-
-/// Puts values in for the variables.
-fn filled(query: &str, variables: &[&str]) -> String {
-    let with_times = BUILT_IN.iter().fold(query.to_owned(), |query, name| query.replace(&format!("${name}"), "1m"));
-    variables.iter().fold(with_times, |query, name| query.replace(&format!("${name}"), name))
 }
 
 fn panels() -> Vec<(&'static str, Value)> {
@@ -166,5 +146,5 @@ fn panels() -> Vec<(&'static str, Value)> {
 }
 
 fn board(name: &str) -> Value {
-    value(&format!("charts/lockstep/files/dashboards/{name}.json"))
+    boards::board(name).unwrap_or_else(|error| panic!("{error:#}"))
 }

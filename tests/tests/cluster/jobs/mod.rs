@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod benchmark;
+mod chart;
 mod elastic;
 mod faults;
 mod history;
