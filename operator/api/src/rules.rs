@@ -68,6 +68,13 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".model.hidden"),
         },
         Rule {
+            rule: "!has(self.model) || !has(self.model.width) || \
+                   (has(self.model.name) && self.model.name == 'unet')"
+                .to_owned(),
+            message: "spec.model.width: only for model unet; leave it out".to_owned(),
+            field: Some(".model.width"),
+        },
+        Rule {
             rule: "!has(self.training) || !has(self.training.batchSizeSchedule) || \
                    (self.training.batchSizeSchedule.map(change, change.epoch).isSorted() && \
                    self.training.batchSizeSchedule.all(change, \
@@ -190,7 +197,7 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
 
 /// Rules over the data set. `DatasetSpec` says what each format takes.
 fn dataset_rules() -> Vec<Rule> {
-    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100', 'imagefolder', 'tar']";
+    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100', 'imagefolder', 'tar', 'segmentation']";
     let crop = "self.dataset.augment.randomResizedCrop";
     let has_crop = "has(self.dataset) && has(self.dataset.augment) && has(self.dataset.augment.randomResizedCrop)";
     let ordered = |name: &str, field: &'static str| Rule {
@@ -202,7 +209,8 @@ fn dataset_rules() -> Vec<Rule> {
         Rule {
             rule: format!("!has(self.dataset) || !({in_files}) || has(self.dataset.uri)"),
             message:
-                "spec.dataset.uri: required for format idx, cifar10, cifar100, imagefolder and tar: file:///FOLDER"
+                "spec.dataset.uri: required for format idx, cifar10, cifar100, imagefolder, tar and segmentation: \
+                 file:///FOLDER"
                     .to_owned(),
             field: Some(".dataset.uri"),
         },
@@ -215,10 +223,10 @@ fn dataset_rules() -> Vec<Rule> {
             field: Some(".dataset.uri"),
         },
         Rule {
-            rule:
-                "!has(self.dataset) || !has(self.dataset.classes) || self.dataset.format in ['idx', 'tar', 'synthetic']"
-                    .to_owned(),
-            message: "spec.dataset.classes: only for idx, tar and synthetic; leave it out".to_owned(),
+            rule: "!has(self.dataset) || !has(self.dataset.classes) || \
+                 self.dataset.format in ['idx', 'tar', 'segmentation', 'synthetic']"
+                .to_owned(),
+            message: "spec.dataset.classes: only for idx, tar, segmentation and synthetic; leave it out".to_owned(),
             field: Some(".dataset.classes"),
         },
         Rule {
@@ -228,9 +236,10 @@ fn dataset_rules() -> Vec<Rule> {
         },
         Rule {
             rule: "!has(self.dataset) || !has(self.dataset.image) || \
-                   self.dataset.format in ['imagefolder', 'tar', 'synthetic']"
+                   self.dataset.format in ['imagefolder', 'tar', 'segmentation', 'synthetic']"
                 .to_owned(),
-            message: "spec.dataset.image: only for imagefolder, tar and synthetic; leave it out".to_owned(),
+            message: "spec.dataset.image: only for imagefolder, tar, segmentation and synthetic; leave it out"
+                .to_owned(),
             field: Some(".dataset.image"),
         },
         Rule {
@@ -240,6 +249,12 @@ fn dataset_rules() -> Vec<Rule> {
                     .to_owned(),
             message: "spec.dataset.image.channels: 1 (grey) or 3 (red, green and blue) for pictures".to_owned(),
             field: Some(".dataset.image.channels"),
+        },
+        Rule {
+            rule: "!has(self.dataset) || !has(self.dataset.ignoreIndex) || self.dataset.format == 'segmentation'"
+                .to_owned(),
+            message: "spec.dataset.ignoreIndex: only for segmentation; leave it out".to_owned(),
+            field: Some(".dataset.ignoreIndex"),
         },
         Rule {
             rule: "!has(self.dataset) || (has(self.dataset.mean) ? self.dataset.mean.size() : 0) == \

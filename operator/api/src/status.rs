@@ -266,6 +266,10 @@ pub struct JobProgress {
     /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// Mean over the classes of intersection over union on the held-out samples, 0 to 1, where each
+    /// pixel has a class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_iou: Option<f64>,
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,

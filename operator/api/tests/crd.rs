@@ -154,9 +154,21 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
         ("/spec/dataset", json!({"format": "idx"}), json!({"format": "glyphs"}), "required for format idx"),
         (
             "/spec/dataset",
+            json!({"format": "glyphs", "ignoreIndex": 255}),
+            json!({"format": "segmentation", "uri": "file:///a", "classes": 4, "ignoreIndex": 255}),
+            "spec.dataset.ignoreIndex: only for segmentation",
+        ),
+        (
+            "/spec/model",
+            json!({"name": "lenet5", "width": 8}),
+            json!({"name": "unet", "width": 8}),
+            "spec.model.width: only for model unet",
+        ),
+        (
+            "/spec/dataset",
             json!({"format": "cifar10", "uri": "file:///a", "classes": 10}),
             json!({"format": "idx", "uri": "file:///a", "classes": 47}),
-            "spec.dataset.classes: only for idx, tar and synthetic",
+            "spec.dataset.classes: only for idx, tar, segmentation and synthetic",
         ),
         (
             "/spec/dataset",

@@ -175,7 +175,7 @@ impl Pace {
         }
         Lines {
             status: due.then(|| format!("{:>3}% {}", progress.percent(), status(progress))),
-            epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
+            epoch: evaluated.map(|accuracy| evaluation(accuracy, progress)),
             warnings: newly_damaged.into_iter().chain(short.map(|short| short.to_string())).chain(saving).collect(),
         }
     }
@@ -196,6 +196,11 @@ impl Pace {
             (_, _) => None,
         }
     }
+}
+
+fn evaluation(accuracy: f64, Progress { epoch, mean_iou, .. }: &Progress) -> String {
+    let overlap = mean_iou.map(|mean_iou| format!(", mean IoU {mean_iou:.4}")).unwrap_or_default();
+    format!("epoch {epoch}: accuracy {accuracy:.4}{overlap}")
 }
 
 /// Formats a report as one line. Leaves out unknown values.
@@ -232,6 +237,7 @@ pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Op
     }
     let facts = [
         ("accuracy", progress.and_then(|progress| progress.accuracy).map(|accuracy| format!("{accuracy:.4}"))),
+        ("mean IoU", progress.and_then(|progress| progress.mean_iou).map(|mean_iou| format!("{mean_iou:.4}"))),
         ("loss", progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),
         ("model", model.map(str::to_owned)),
         ("samples/s", progress.and_then(|progress| progress.samples_per_second).map(rounded)),

@@ -191,6 +191,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         world_size: membership.world_size,
         loss: progress.loss,
         accuracy: progress.accuracy,
+        mean_iou: progress.mean_iou,
         samples_per_second: progress.samples_per_second,
         scaling_efficiency: progress.scaling_efficiency,
         scaling_baseline: progress.scaling_baseline,

@@ -64,6 +64,11 @@ impl Augment {
         *self == Self::default()
     }
 
+    /// True if a view may leave a part of the picture out, or bring black in.
+    pub(crate) const fn shows_parts(&self) -> bool {
+        self.random_resized_crop.is_some() || self.random_crop_padding > 0
+    }
+
     /// The view of a picture of this height and width that the draws give.
     pub(crate) fn view(&self, (height, width): (usize, usize), sample: Shape, random: &mut Random) -> View {
         let region = match &self.random_resized_crop {

@@ -257,6 +257,46 @@ pub enum DataError {
         /// The greatest that is accepted.
         most: usize,
     },
+    /// A file that holds no array of the accepted kind.
+    #[error("{} cannot be read as an array: {reason}", path.display())]
+    NoArray {
+        /// Which.
+        path: PathBuf,
+        /// The fault.
+        reason: String,
+    },
+    /// A picture without mask, or a mask without picture.
+    #[error("{} has no partner: looked for {looked_for}; pictures and masks come in pairs of one name", present.display())]
+    HalfMasked {
+        /// The file that is there.
+        present: PathBuf,
+        /// The names of the missing one.
+        looked_for: String,
+    },
+    /// A picture or a mask that does not fit the others.
+    #[error("{} is {found}, expected {expected}", path.display())]
+    Unlike {
+        /// Which.
+        path: PathBuf,
+        /// Its size or kind.
+        found: String,
+        /// What fits.
+        expected: String,
+    },
+    /// A pixel that names no class.
+    #[error("{}: the pixel in row {} and column {} is {found}, accepted are 0 to {most}, and {ignored} for pixels that do not count", path.display(), at.0, at.1)]
+    PixelOutOfRange {
+        /// The mask.
+        path: PathBuf,
+        /// Its row and column.
+        at: (usize, usize),
+        /// Its value.
+        found: u8,
+        /// The greatest class.
+        most: usize,
+        /// The value of pixels that do not count.
+        ignored: u8,
+    },
     /// The share to hold out is no share.
     #[error("spec.dataset.evaluationFraction is {found}, accepted are 0 to {most}")]
     EvaluationFraction {

@@ -1,7 +1,7 @@
 //! Data set → batches.
 //!
-//! [`idx`], [`cifar`], [`imagefolder`] and [`shards`] read samples, [`synthetic`] makes them,
-//! and [`glyphs`] draws them.
+//! [`idx`], [`cifar`], [`imagefolder`], [`shards`] and [`segmentation`] read samples, [`synthetic`]
+//! makes them, and [`glyphs`] draws them.
 //! [`Normalise`] and [`Augment`] say how they reach the model. [`Permutation`] orders an epoch,
 //! [`Batches`] and [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares
 //! them as micro-batches ahead of the training, and [`Tally`] tells which were taken.
@@ -15,7 +15,9 @@ pub mod idx;
 pub mod imagefolder;
 mod loader;
 mod look;
+mod masks;
 mod normalise;
+mod npy;
 mod partition;
 mod pass;
 mod permutation;
@@ -24,6 +26,7 @@ mod pictures;
 mod random;
 mod resample;
 mod samples;
+pub mod segmentation;
 mod shape;
 pub mod shards;
 pub mod synthetic;

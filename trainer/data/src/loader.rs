@@ -46,12 +46,17 @@ pub struct Order {
 pub struct Batch {
     /// Normalised values, sample × channel × row × column.
     pub images: Vec<f32>,
-    /// Classes, one per sample.
+    /// Classes, one per sample, or one per pixel of each sample.
     pub labels: Vec<u32>,
     /// Where each group of samples ends that is a virtual shard. Empty if shards may be cut.
     pub group_ends: Vec<u32>,
     /// The place of each sample in its step.
     pub keys: Vec<u64>,
+    /// The number by which the mean loss of each sample is multiplied, so that the mean over the
+    /// whole step is the weighted mean over all of its labels. It is the same in all micro-batches
+    /// of a step and on all ranks; 1 where all labels count the same.
+    pub importance: f32,
+    samples: usize,
     taken: Tally,
     home: Option<Arc<Shelf>>,
 }
@@ -86,13 +91,13 @@ impl Batch {
     /// Number of samples.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.labels.len()
+        self.samples
     }
 
     /// True if it holds none; a loader delivers no such batch.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.samples == 0
     }
 }
 
@@ -214,6 +219,8 @@ struct Preparation {
     samples: Arc<Samples>,
     order: Order,
     cuts: Box<dyn Iterator<Item = Cut> + Send>,
+    /// The step of the newest micro-batch, and the importance of its samples.
+    importance: Option<(u64, f32)>,
 }
 
 /// The samples of a micro-batch: a part of those of its step.
@@ -226,7 +233,7 @@ struct Cut {
 impl Preparation {
     fn of(samples: &Arc<Samples>, order: Order) -> Self {
         let cuts = Box::new(cuts(order));
-        Self { samples: Arc::clone(samples), order, cuts }
+        Self { samples: Arc::clone(samples), order, cuts, importance: None }
     }
 
     /// True if the rank has samples in no step: to look for some would take all of them.
@@ -235,11 +242,19 @@ impl Preparation {
         batches.step_sizes().all(|samples| seat.share(samples).is_empty())
     }
 
-    fn prepare(&self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
+    fn prepare(&mut self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
         let permutation = Permutation::new(self.order.seed, step.epoch, self.samples.len() as u64);
         let Range { start: place, end } = samples;
         let ids: Vec<u64> = samples.map(|place| permutation.at(step.cursor + place)).collect();
         let pass = Pass { seed: self.order.seed, epoch: step.epoch };
+        let importance = match self.importance {
+            Some((index, importance)) if index == step.index => importance,
+            Some(_) | None => {
+                let all = (0..step.samples).map(|place| permutation.at(step.cursor + place));
+                self.samples.importance(all, pass)
+            }
+        };
+        self.importance = Some((step.index, importance));
         let (mut images, mut labels, mut group_ends, mut keys) = shelf.buffers();
         let taken = fill(&self.samples, &ids, Some(pass), &mut images, &mut labels);
         keys.clear();
@@ -248,7 +263,8 @@ impl Preparation {
         if self.order.whole_shards {
             group_ends.extend(groups(step, place..end, self.order.seat));
         }
-        Batch { images, labels, group_ends, keys, taken, home: Some(Arc::clone(shelf)) }
+        let (samples, home) = (ids.len(), Some(Arc::clone(shelf)));
+        Batch { images, labels, group_ends, keys, importance, samples, taken, home }
     }
 }
 
@@ -301,9 +317,7 @@ fn groups(step: Step, samples: Range<u64>, seat: Seat) -> impl Iterator<Item = u
 /// Replaces what the buffers hold by the samples `ids`, changed at random in a pass over the
 /// training samples; tells which those were.
 fn fill(samples: &Samples, ids: &[u64], pass: Option<Pass>, images: &mut Vec<f32>, labels: &mut Vec<u32>) -> Tally {
-    samples.prepare(ids, pass, images);
-    labels.clear();
-    labels.extend(ids.iter().map(|id| samples.label(*id as usize)));
+    samples.prepare(ids, pass, images, labels);
     ids.iter().copied().collect()
 }
 

@@ -1,11 +1,12 @@
 //! Labelled samples: pixels in memory, pictures on disk that are decoded when they are wanted, or
 //! random values that are drawn then.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::{
     Augment, DataError, Normalise, Shape,
     augment::View,
+    masks::Masks,
     pass::Pass,
     pictures::{Pictures, Preparation},
     random::Random,
@@ -33,10 +34,23 @@ pub struct Samples {
     classes: usize,
     /// Names of the classes, in order; empty if they have none.
     class_names: Arc<[String]>,
-    labels: Vec<u32>,
+    labels: Labels,
     content: Content,
     normalise: Normalise,
     augment: Augment,
+    /// What a label of each class counts in the loss; empty where all count the same.
+    class_weights: Arc<[f32]>,
+    /// The weight of each sample that no view changes, once somebody asked for one.
+    weights: OnceLock<Vec<f64>>,
+}
+
+/// The classes of samples.
+#[derive(Clone, Debug, PartialEq)]
+enum Labels {
+    /// One for each sample.
+    Samples(Vec<u32>),
+    /// One for each pixel.
+    Pixels(Masks),
 }
 
 /// The source of the values.
@@ -76,11 +90,26 @@ impl Samples {
     }
 
     fn of(shape: Shape, classes: usize, labels: Vec<u32>, content: Content) -> Self {
-        assert!((1..=MAX_CLASSES).contains(&classes), "{classes} classes, accepted are 1 to {MAX_CLASSES}");
         assert!(labels.iter().all(|label| (*label as usize) < classes), "a label is not below {classes}");
+        Self::labelled(shape, classes, Labels::Samples(labels), content)
+    }
+
+    /// Samples in memory with a class for each pixel.
+    ///
+    /// # Panics
+    /// When pixels and masks do not fit together: readers check before.
+    pub(crate) fn masked(shape: Shape, classes: usize, pixels: Vec<u8>, masks: Masks) -> Self {
+        assert_eq!(pixels.len(), masks.len() * shape.bytes(), "{} masks of {shape:?}", masks.len());
+        assert_eq!(masks.pixels(), shape.height * shape.width, "a class for each pixel of {shape}");
+        Self::labelled(shape, classes, Labels::Pixels(masks), Content::Memory(pixels))
+    }
+
+    fn labelled(shape: Shape, classes: usize, labels: Labels, content: Content) -> Self {
+        assert!((1..=MAX_CLASSES).contains(&classes), "{classes} classes, accepted are 1 to {MAX_CLASSES}");
         let normalise = Normalise::by_default(shape.channels);
-        let class_names = Arc::from([]);
-        Self { shape, classes, class_names, labels, content, normalise, augment: Augment::default() }
+        let (class_names, class_weights) = (Arc::from([]), Arc::from([]));
+        let (augment, weights) = (Augment::default(), OnceLock::new());
+        Self { shape, classes, class_names, labels, content, normalise, augment, class_weights, weights }
     }
 
     /// The same, normalised otherwise.
@@ -98,6 +127,16 @@ impl Samples {
     #[must_use]
     pub fn augmented(self, augment: Augment) -> Self {
         Self { augment, ..self }
+    }
+
+    /// The same, with labels that count by their class.
+    ///
+    /// # Panics
+    /// Unless each class has a weight, or none has.
+    #[must_use]
+    pub fn weighted(self, class_weights: Vec<f32>) -> Self {
+        assert!([0, self.classes].contains(&class_weights.len()), "{} weights of classes", class_weights.len());
+        Self { class_weights: class_weights.into(), weights: OnceLock::new(), ..self }
     }
 
     /// The same, with names for the classes.
@@ -131,13 +170,37 @@ impl Samples {
     /// Number of samples.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.labels.len()
+        match &self.labels {
+            Labels::Samples(labels) => labels.len(),
+            Labels::Pixels(masks) => masks.len(),
+        }
     }
 
     /// True if there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.len() == 0
+    }
+
+    /// True if each pixel has a class, and not each sample.
+    #[must_use]
+    pub const fn has_masks(&self) -> bool {
+        matches!(self.labels, Labels::Pixels(_))
+    }
+
+    /// The label of pixels that do not count, if each pixel has a label.
+    #[must_use]
+    pub const fn ignored(&self) -> Option<u32> {
+        match &self.labels {
+            Labels::Samples(_) => None,
+            Labels::Pixels(masks) => Some(masks.ignored() as u32),
+        }
+    }
+
+    /// What a label of each class counts in the loss; empty where all count the same.
+    #[must_use]
+    pub fn class_weights(&self) -> &[f32] {
+        &self.class_weights
     }
 
     /// True if preparing a sample takes so long that nobody should do it twice.
@@ -160,7 +223,11 @@ impl Samples {
             Content::Pictures(pictures) => pictures.memory_bytes(),
             Content::Random { .. } => 0,
         };
-        (content + size_of_val(self.labels.as_slice())) as u64
+        let labels = match &self.labels {
+            Labels::Samples(labels) => size_of_val(labels.as_slice()),
+            Labels::Pixels(masks) => masks.bytes().len(),
+        };
+        (content + labels) as u64
     }
 
     /// Pixels of sample `index`, 0 (background) to 255.
@@ -176,10 +243,22 @@ impl Samples {
     /// Class of sample `index`.
     ///
     /// # Panics
-    /// When `index` is not below [`Samples::len`].
+    /// When `index` is not below [`Samples::len`], or each pixel has a class.
     #[must_use]
     pub fn label(&self, index: usize) -> u32 {
-        self.labels[index]
+        self.labels()[index]
+    }
+
+    /// Classes of the pixels of sample `index`, row by row.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Samples::len`], or each sample has one class.
+    #[must_use]
+    pub fn mask(&self, index: usize) -> &[u8] {
+        match &self.labels {
+            Labels::Pixels(masks) => masks.of(index),
+            Labels::Samples(_) => panic!("each sample has one class"),
+        }
     }
 
     /// Pixels of all samples, in order.
@@ -195,20 +274,93 @@ impl Samples {
     }
 
     /// Classes of all samples, in order.
+    ///
+    /// # Panics
+    /// When each pixel has a class.
     #[must_use]
     pub fn labels(&self) -> &[u32] {
-        &self.labels
+        match &self.labels {
+            Labels::Samples(labels) => labels,
+            Labels::Pixels(_) => panic!("each pixel has a class"),
+        }
     }
 
-    /// Writes the normalised values of samples to `values`, sample × channel × row × column:
-    /// changed at random in a pass over the training samples, as they are without one.
-    pub(crate) fn prepare(&self, ids: &[u64], pass: Option<Pass>, values: &mut Vec<f32>) {
+    /// The number by which the mean loss of each sample is multiplied, so that the mean over the
+    /// samples `ids` is the weighted mean over all of their labels: labels, divided by the sum of
+    /// their weights. 0 if no label counts. All ranks find the same bits, since each looks at all
+    /// samples of a step.
+    pub(crate) fn importance(&self, ids: impl Iterator<Item = u64>, pass: Pass) -> f32 {
+        if self.class_weights.is_empty() && !self.has_masks() {
+            return 1.0;
+        }
+        let (mut samples, mut weight) = (0_u64, 0.0);
+        for id in ids {
+            samples += 1;
+            weight += self.weight(id, pass);
+        }
+        let labels = samples * if self.has_masks() { (self.shape.height * self.shape.width) as u64 } else { 1 };
+        if weight > 0.0 { (labels as f64 / weight) as f32 } else { 0.0 }
+    }
+
+    /// The sum of the weights of a sample's labels in a pass.
+    fn weight(&self, id: u64, pass: Pass) -> f64 {
+        match &self.labels {
+            Labels::Pixels(masks) if self.augment.shows_parts() => {
+                let mut weight = 0.0;
+                masks.viewed(id as usize, &self.view(id, pass), |class| weight += self.weight_of(class.into()));
+                weight
+            }
+            Labels::Samples(_) | Labels::Pixels(_) => self.weights.get_or_init(|| self.whole_weights())[id as usize],
+        }
+    }
+
+    /// The weights of all samples, as they are.
+    fn whole_weights(&self) -> Vec<f64> {
+        match &self.labels {
+            Labels::Samples(labels) => labels.iter().map(|label| self.weight_of(*label)).collect(),
+            Labels::Pixels(masks) => {
+                let of = |sample| masks.of(sample).iter().map(|class| self.weight_of((*class).into())).sum();
+                (0..masks.len()).map(of).collect()
+            }
+        }
+    }
+
+    fn weight_of(&self, label: u32) -> f64 {
+        if self.ignored() == Some(label) {
+            return 0.0;
+        }
+        self.class_weights.get(label as usize).map_or(1.0, |weight| f64::from(*weight))
+    }
+
+    /// The view of a sample in memory in a pass.
+    fn view(&self, id: u64, Pass { seed, epoch }: Pass) -> View {
+        let size = (self.shape.height, self.shape.width);
+        self.augment.view(size, self.shape, &mut Random::augmenting(seed, epoch, id))
+    }
+
+    /// Writes the normalised values of samples to `values`, sample × channel × row × column, and
+    /// their labels, one a sample or one a pixel: changed at random in a pass over the training
+    /// samples, as they are without one.
+    pub(crate) fn prepare(&self, ids: &[u64], pass: Option<Pass>, values: &mut Vec<f32>, labels: &mut Vec<u32>) {
         let bytes = self.shape.bytes();
         let levels = self.normalise.levels();
         let pass = pass.filter(|_| !self.augment.is_none());
         values.clear();
+        labels.clear();
+        match (&self.labels, pass) {
+            (Labels::Samples(all), _) => labels.extend(ids.iter().map(|id| all[*id as usize])),
+            (Labels::Pixels(masks), None) => {
+                labels.extend(ids.iter().flat_map(|id| masks.of(*id as usize)).map(|class| u32::from(*class)));
+            }
+            (Labels::Pixels(masks), Some(pass)) => {
+                for id in ids {
+                    masks.viewed(*id as usize, &self.view(*id, pass), |class| labels.push(class.into()));
+                }
+            }
+        }
         if let Content::Pictures(pictures) = &self.content {
-            let Self { labels, shape, augment, .. } = self;
+            let Self { shape, augment, .. } = self;
+            let labels = self.labels();
             values.resize(ids.len() * bytes, 0.0);
             let preparation = Preparation { labels, shape: *shape, levels: &levels, augment, pass };
             return pictures.prepare(ids, &preparation, values);
@@ -221,11 +373,8 @@ impl Samples {
             match (&self.content, pass) {
                 (Content::Random { seed, first }, _) => random_bytes(*seed, first + id, &mut sample),
                 (Content::Memory(_), None) | (Content::Pictures(_), _) => unreachable!("prepared already"),
-                (Content::Memory(_), Some(Pass { seed, epoch })) => {
-                    let mut random = Random::augmenting(seed, epoch, *id);
-                    let size = (self.shape.height, self.shape.width);
-                    let view = self.augment.view(size, self.shape, &mut random);
-                    self.viewed(*id as usize, &view, &mut sample, &mut scratch);
+                (Content::Memory(_), Some(pass)) => {
+                    self.viewed(*id as usize, &self.view(*id, pass), &mut sample, &mut scratch);
                 }
             }
             self.extend(&sample, &levels, values);
@@ -256,22 +405,37 @@ impl Samples {
             Content::Random { seed, first } => Content::Random { seed: *seed, first: *first + kept as u64 },
             Content::Pictures(pictures) => unreachable!("{pictures:?} are split already"),
         };
-        let labels = self.labels.split_off(kept);
+        let labels = match &mut self.labels {
+            Labels::Samples(labels) => Labels::Samples(labels.split_off(kept)),
+            Labels::Pixels(masks) => Labels::Pixels(masks.split_off(kept)),
+        };
         let evaluation = Self {
             labels,
             content,
             class_names: Arc::clone(&self.class_names),
             normalise: self.normalise.clone(),
             augment: self.augment.clone(),
+            class_weights: Arc::clone(&self.class_weights),
+            weights: OnceLock::new(),
             ..self
         };
         Dataset { train: self, evaluation }
     }
 
     fn feed(&self, hash: &mut blake3::Hasher) {
-        let Self { shape, classes, class_names, labels, content, normalise: _, augment: _ } = self;
+        let Self {
+            shape,
+            classes,
+            class_names,
+            labels,
+            content,
+            normalise: _,
+            augment: _,
+            class_weights: _,
+            weights: _,
+        } = self;
         let Shape { channels, height, width } = shape;
-        for number in [*channels, *height, *width, *classes, labels.len()] {
+        for number in [*channels, *height, *width, *classes, self.len()] {
             hash.update(&(number as u64).to_le_bytes());
         }
         for name in class_names.iter() {
@@ -283,9 +447,17 @@ impl Samples {
             Content::Pictures(pictures) => hash.update(&pictures.fingerprint),
             Content::Random { seed, first } => hash.update(&seed.to_le_bytes()).update(&first.to_le_bytes()),
         };
-        for labels in labels.chunks(1024) {
-            let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
-            hash.update(&bytes);
+        match labels {
+            Labels::Samples(labels) => {
+                for labels in labels.chunks(1024) {
+                    let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
+                    hash.update(&bytes);
+                }
+            }
+            Labels::Pixels(masks) => {
+                hash.update(&[masks.ignored()]);
+                hash.update(masks.bytes());
+            }
         }
     }
 }

@@ -12,6 +12,8 @@ pub struct DatasetSpec {
     /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
     /// allowed), cifar10 or cifar100 (a folder with the binary version), imagefolder (JPEG and PNG
     /// files in a folder for each class), tar (archives with KEY.jpg and KEY.cls for each sample),
+    /// segmentation (a class for each pixel: images/NAME.npy, .png or .jpg with masks/NAME.npy or
+    /// .png; held in memory),
     /// glyphs (digits that the trainer draws itself, without a download), synthetic (random values
     /// of any shape, to measure speed) or own (the samples that the trainer's program brings with
     /// its model).
@@ -31,15 +33,20 @@ pub struct DatasetSpec {
     #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
-    /// Number of classes; only for idx, tar and synthetic. Default: for idx and tar the greatest
-    /// label and 1, for synthetic 10.
+    /// Number of classes; only for idx, tar, segmentation and synthetic. Default: for synthetic 10,
+    /// for the others the greatest label and 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub classes: Option<u32>,
-    /// Size of the samples; synthetic requires it. Pictures of imagefolder and tar are resized
-    /// to it; without it, all must have the size of the first. Default: none.
+    /// Size of the samples; synthetic requires it. Pictures of imagefolder, tar and segmentation
+    /// are resized to it; without it, all must have the size of the first. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSpec>,
+    /// Value of a mask's pixels that do not count, neither in the loss nor in the evaluation; only
+    /// for segmentation. Default: 255.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 255)))]
+    pub ignore_index: Option<u8>,
     /// Mean of each channel as a share of the greatest value, subtracted from each value. Default:
     /// that of the format.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -80,6 +87,8 @@ pub enum DatasetFormat {
     Imagefolder,
     #[allow(missing_docs, reason = "as above")]
     Tar,
+    #[allow(missing_docs, reason = "as above")]
+    Segmentation,
     #[allow(missing_docs, reason = "as above")]
     Glyphs,
     #[allow(missing_docs, reason = "as above")]
@@ -158,6 +167,7 @@ impl DatasetFormat {
             Self::Cifar100 => "cifar100",
             Self::Imagefolder => "imagefolder",
             Self::Tar => "tar",
+            Self::Segmentation => "segmentation",
             Self::Glyphs => "glyphs",
             Self::Synthetic => "synthetic",
             Self::Own => "own",
@@ -168,7 +178,7 @@ impl DatasetFormat {
     #[must_use]
     pub const fn is_in_files(self) -> bool {
         match self {
-            Self::Idx | Self::Cifar10 | Self::Cifar100 | Self::Imagefolder | Self::Tar => true,
+            Self::Idx | Self::Cifar10 | Self::Cifar100 | Self::Imagefolder | Self::Tar | Self::Segmentation => true,
             Self::Glyphs | Self::Synthetic | Self::Own => false,
         }
     }
@@ -197,6 +207,7 @@ impl DatasetSpec {
             uri,
             classes,
             image,
+            ignore_index,
             mean,
             std,
             augment,
@@ -213,13 +224,13 @@ impl DatasetSpec {
             Some(uri) if format.is_in_files() => check_file_uri("spec.dataset.uri", uri)?,
             Some(_) | None => {}
         }
-        use DatasetFormat::{Cifar10, Cifar100, Glyphs, Idx, Imagefolder, Own, Synthetic, Tar};
+        use DatasetFormat::{Cifar10, Cifar100, Glyphs, Idx, Imagefolder, Own, Segmentation, Synthetic, Tar};
         match (format, classes) {
             (Cifar10 | Cifar100 | Imagefolder | Glyphs | Own, Some(classes)) => {
-                let accepted = "only for idx, tar and synthetic; leave it out";
+                let accepted = "only for idx, tar, segmentation and synthetic; leave it out";
                 return Err(InvalidField::new("spec.dataset.classes", classes, accepted));
             }
-            (_, None) | (Idx | Tar | Synthetic, Some(_)) => {}
+            (_, None) | (Idx | Tar | Segmentation | Synthetic, Some(_)) => {}
         }
         match (format, image) {
             (Synthetic, None) => {
@@ -230,11 +241,14 @@ impl DatasetSpec {
                 let accepted = "1 (grey) or 3 (red, green and blue) for pictures";
                 return Err(InvalidField::new("spec.dataset.image.channels", channels, accepted));
             }
-            (Imagefolder | Tar | Synthetic, Some(_)) | (_, None) => {}
+            (Imagefolder | Tar | Segmentation | Synthetic, Some(_)) | (_, None) => {}
             (Idx | Cifar10 | Cifar100 | Glyphs | Own, Some(_)) => {
-                let accepted = "only for imagefolder, tar and synthetic; leave it out";
+                let accepted = "only for imagefolder, tar, segmentation and synthetic; leave it out";
                 return Err(InvalidField::new("spec.dataset.image", "given", accepted));
             }
+        }
+        if let (Some(ignored), true) = (ignore_index, *format != Segmentation) {
+            return Err(InvalidField::new("spec.dataset.ignoreIndex", ignored, "only for segmentation; leave it out"));
         }
         if mean.len() != std.len() {
             let found = format!("{} values", std.len());
@@ -296,6 +310,8 @@ mod tests {
             json!({"format": "glyphs", "augment": {"randomCrop": {"padding": 2}, "randomHorizontalFlip": 0.5}}),
             json!({"format": "glyphs", "augment": {"randomResizedCrop": {}}}),
             json!({"format": "imagefolder", "uri": "file:///data"}),
+            json!({"format": "segmentation", "uri": "file:///data", "classes": 4, "ignoreIndex": 0,
+                "image": {"channels": 16, "height": 64, "width": 64}}),
             json!({"format": "tar", "uri": "file:///data", "classes": 10, "image": {"height": 8, "width": 8}}),
             json!({"format": "imagefolder", "uri": "file:///data", "image": {"channels": 1, "height": 8, "width": 8}}),
         ];
@@ -312,6 +328,7 @@ mod tests {
                 json!({"format": "imagefolder", "uri": "file:///data", "image": {"channels": 4, "height": 8, "width": 8}}),
                 "spec.dataset.image.channels: 4: 1 (grey) or 3",
             ),
+            (json!({"format": "glyphs", "ignoreIndex": 255}), "spec.dataset.ignoreIndex: 255: only for segmentation"),
             (json!({"format": "glyphs", "mean": [0.5]}), "spec.dataset.std: 0 values: as many values"),
             (
                 json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 0.1]}}}),
@@ -325,7 +342,8 @@ mod tests {
 
     #[test]
     fn a_format_is_spelled_as_it_is_read() {
-        for format in ["idx", "cifar10", "cifar100", "imagefolder", "tar", "glyphs", "synthetic", "own"] {
+        for format in ["idx", "cifar10", "cifar100", "imagefolder", "tar", "segmentation", "glyphs", "synthetic", "own"]
+        {
             let read: DatasetFormat = serde_json::from_value(json!(format)).expect("a format");
             assert_eq!(read.as_str(), format);
         }

@@ -26,9 +26,13 @@ pub struct Progress {
     /// Mean training loss over the samples of the newest step, in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
+    /// Accuracy on the held-out samples, or on their pixels, after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// Mean over the classes of intersection over union on the held-out samples, 0 to 1, where each
+    /// pixel has a class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_iou: Option<f64>,
     /// Optimiser step after which the accuracy was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_step: Option<u64>,

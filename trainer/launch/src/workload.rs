@@ -51,6 +51,11 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
     pub hidden: Vec<u32>,
+    /// Channels of the first convolutions of a unet; each halving of the picture doubles them. Only
+    /// for unet. Default: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1024)))]
+    pub width: Option<u32>,
     /// The layers of an own model, in place of a name, one after another. Each is an object with
     /// the kind of the layer and its settings, such as `conv2d: {outputs: 6, kernel: 5}`. Kinds:
     /// linear, conv2d, depthwiseConv2d, upConvolution, batchNorm, layerNorm, groupNorm, maxPool,
@@ -164,6 +169,13 @@ pub struct Training {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
     pub label_smoothing: f32,
+    /// Weight of each class in the loss, in the order of the classes, as the weight of PyTorch's
+    /// CrossEntropyLoss. The loss of a step is the weighted mean over all labels of its global
+    /// batch, so it does not depend on the number of workers. Default: [], all count the same.
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 65_536), inner(range(min = 0.0, max = 1_000_000.0))))]
+    pub class_weights: Vec<f32>,
     /// Number format of weights and gradients. Default: f32.
     #[serde(default = "Training::default_precision")]
     pub precision: Precision,
@@ -297,6 +309,9 @@ impl Workload {
                 "only for model mlp; leave it out",
             ));
         }
+        if let (Some(width), true) = (model.width, model.name != Some(ModelName::Unet)) {
+            return Err(InvalidField::new("spec.model.width", width, "only for model unet; leave it out"));
+        }
         dataset.check()?;
         training.check_batch_sizes()?;
         let LearningRateSchedule { decay, decay_epochs, .. } = &training.schedule;
@@ -371,8 +386,9 @@ mod tests {
     #[test]
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 13] = [
+        let cases: [Breaking; 14] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
+            ("spec.model.width", |job| job.model.width = Some(16)),
             ("spec.model.name", |job| job.model.name = None),
             ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),

@@ -18,12 +18,16 @@ pub struct Batch<'a> {
     /// What tells a sample from all others of its step, for dice; its place in the step on this
     /// replica where none is given.
     pub keys: &'a [u64],
+    /// The mean of a sample's losses is multiplied by this where labels count by their class or do
+    /// not count at all: the labels of the whole step, divided by the sum of their weights. It must
+    /// be the same in all micro-batches of a step. 1 leaves the losses as they are.
+    pub importance: f32,
 }
 
 impl<'a> Batch<'a> {
     /// Samples that form one group.
     #[must_use]
     pub const fn new(inputs: &'a [Values<'a>], targets: &'a [Values<'a>], samples: usize) -> Batch<'a> {
-        Batch { inputs, targets, samples, group_ends: &[], keys: &[] }
+        Batch { inputs, targets, samples, group_ends: &[], keys: &[], importance: 1.0 }
     }
 }

@@ -37,6 +37,18 @@ impl<D: Device> Replica<D> {
         self.totals_of(tally)
     }
 
+    /// The same, and what the network makes of the samples, as [`Replica::predict`] gives it.
+    ///
+    /// # Panics
+    /// As [`Replica::evaluate`].
+    pub fn evaluate_and_predict(&mut self, batch: &Batch<'_>, predictions: &mut Vec<f32>) -> StepResult {
+        let found = self.evaluate_batch(batch);
+        let output = self.plan.output;
+        predictions.resize(batch.samples * output.shape.elements(), 0.0);
+        self.device.download(&output, predictions);
+        found
+    }
+
     fn evaluate_more(&mut self, batch: &Batch<'_>) {
         let groups = self.upload(batch);
         let batch = MicroBatch { samples: batch.samples, groups, scale: 1.0, ..MicroBatch::NONE };

@@ -234,9 +234,9 @@ impl<D: Device> Replica<D> {
             }
         };
         assert!(batch.samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
-        let (samples, groups) = (batch.samples, self.upload(batch));
+        let (samples, groups, importance) = (batch.samples, self.upload(batch), batch.importance);
         let (seed, step) = self.dice;
-        let batch = MicroBatch { samples, groups, scale, is_first, step, seed };
+        let batch = MicroBatch { samples, groups, scale, importance, is_first, step, seed };
         self.plan.training.iter().for_each(|op| self.device.enqueue(op, &batch));
         if let Some(place) = self.place_of_loss().filter(|_| last) {
             self.device.enqueue(&Op::WriteLoss(self.plan.training_tally, place), &batch);
@@ -416,7 +416,7 @@ impl<D: Device> Replica<D> {
 
     /// Enqueues the upload of a batch; gives the number of its groups.
     pub(crate) fn upload(&mut self, batch: &Batch<'_>) -> usize {
-        let Batch { inputs, targets, samples, group_ends, keys } = *batch;
+        let Batch { inputs, targets, samples, group_ends, keys, importance: _ } = *batch;
         let most = self.max_micro_batch;
         assert!(samples <= most, "a micro-batch of {samples} samples exceeds the {most} planned for");
         assert_eq!(inputs.len(), self.plan.inputs.len(), "inputs of a sample");

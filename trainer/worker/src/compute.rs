@@ -2,6 +2,7 @@
 //! both. It knows nothing of other workers.
 
 pub(crate) mod baseline;
+mod evaluated;
 pub(crate) mod fingerprint;
 pub(crate) mod memory;
 pub(crate) mod payload;

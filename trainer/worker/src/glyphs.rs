@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use lockstep_data::{
     DataError,
     cifar::{self, Cifar},
-    glyphs, idx, imagefolder, shards,
+    glyphs, idx, imagefolder, segmentation, shards,
 };
 use tracing::error;
 
@@ -45,6 +45,8 @@ enum Format {
     Imagefolder,
     /// The same pictures in tar archives.
     Tar,
+    /// No digits, but fields seen from above in 16 bands, with a class for each pixel.
+    Segmentation,
 }
 
 /// The share of CIFAR's images that test: 10,000 of 60,000.
@@ -76,6 +78,7 @@ fn written(arguments: &Arguments) -> Result<(), DataError> {
         Format::Cifar10 => in_colours(Cifar::Ten),
         Format::Cifar100 => in_colours(Cifar::Hundred),
         Format::Imagefolder => pictures(output, samples, seed).map(drop),
+        Format::Segmentation => segmentation::write(output, &segmentation::draw(samples, seed, TESTING)),
         Format::Tar => {
             let folder = output.join("pictures");
             let [train, evaluation] = pictures(&folder, samples, seed)?;

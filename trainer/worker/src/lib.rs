@@ -41,7 +41,9 @@ use crate::{failure::leave, worker::Make};
 pub use crate::{
     failure::Failure,
     own_model::{OwnModel, Parameter},
-    trainee::{Bucket, Completion, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
+    trainee::{
+        Bucket, Completion, Evaluated, Judged, Lent, Overlap, SampleCounts, Shares, StateRange, Trained, Trainee,
+    },
 };
 
 /// A process of a training job. The operator and `lockstep run` set its orders in LOCKSTEP_*

@@ -63,6 +63,9 @@ pub(crate) struct EvaluationLine {
 pub(crate) struct Evaluation {
     /// The mean loss over the held-out samples, in nats.
     pub loss: f64,
-    /// The part of the samples that were classified correctly, from 0 to 1.
+    /// The part of the samples, or of their pixels, that were classified correctly, from 0 to 1.
     pub accuracy: f64,
+    /// The mean over the classes of intersection over union, where each pixel has a class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_iou: Option<f64>,
 }

@@ -5,6 +5,7 @@
 mod dataset;
 mod devices;
 mod gradients;
+mod judging;
 mod model;
 pub(crate) mod summary;
 mod trained_network;

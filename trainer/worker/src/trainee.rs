@@ -93,7 +93,7 @@ pub trait Trainee {
     }
 
     /// Judges the present state by the held-out samples `run`.
-    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged;
+    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Evaluated;
 
     /// Begins with the weights of a seed.
     fn initialise(&mut self, seed: u64);
@@ -165,7 +165,7 @@ pub struct Trained {
     pub taken: Tally,
 }
 
-/// A model's answers to held-out samples, judged.
+/// A model's answers to samples, judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Judged {
     /// The sum of the losses over the samples.
@@ -183,6 +183,36 @@ impl Judged {
         let Self { loss, correct, samples } = other;
         Self { loss: self.loss + loss, correct: self.correct + correct, samples: self.samples + samples }
     }
+}
+
+/// Held-out samples, judged by the present state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluated {
+    /// The sum of the losses over the labels, each times its weight.
+    pub loss: f64,
+    /// The sum of the weights: the number of labels, unless they count by their class.
+    pub weight: f64,
+    /// The number of right answers.
+    pub correct: u64,
+    /// The number of answers that count: one a sample, or one a pixel.
+    pub answers: u64,
+    /// The overlap of each class, where each pixel has a class; as many on all workers.
+    pub overlaps: Vec<Overlap>,
+}
+
+impl From<Judged> for Evaluated {
+    fn from(Judged { loss, correct, samples }: Judged) -> Self {
+        Self { loss, weight: samples as f64, correct, answers: samples, overlaps: Vec::new() }
+    }
+}
+
+/// The pixels that have a class, and those that a model takes for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// The number of pixels of which both is true.
+    pub both: u64,
+    /// The number of pixels of which at least one is true.
+    pub either: u64,
 }
 
 /// A tensor of a state.

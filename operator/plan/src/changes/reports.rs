@@ -134,6 +134,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         estimated_remaining_seconds: reported.estimated_remaining_seconds.and_then(whole_seconds),
         loss: finite(reported.loss).or(last.loss),
         accuracy: finite(reported.accuracy).or(last.accuracy),
+        mean_iou: finite(reported.mean_iou).or(last.mean_iou),
         samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
         scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
         scaling_baseline: reported.scaling_baseline.or(last.scaling_baseline),

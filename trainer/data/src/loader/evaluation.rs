@@ -25,6 +25,8 @@ impl<'a> Evaluation<'a> {
             labels: Vec::new(),
             group_ends: Vec::new(),
             keys: Vec::new(),
+            importance: 1.0,
+            samples: 0,
             taken: Tally::default(),
             home: None,
         };
@@ -39,7 +41,7 @@ impl<'a> Evaluation<'a> {
         let last = self.left.end.min(self.left.start + self.micro_batch as u64);
         let ids: Vec<u64> = (self.left.start..last).collect();
         self.batch.taken = fill(self.samples, &ids, None, &mut self.batch.images, &mut self.batch.labels);
-        self.left.start = last;
+        (self.batch.samples, self.left.start) = (ids.len(), last);
         Some(&self.batch)
     }
 }

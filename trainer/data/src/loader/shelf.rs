@@ -121,7 +121,8 @@ mod tests {
 
     fn batch(label: u32) -> Batch {
         let (images, group_ends, keys) = (Vec::new(), Vec::new(), Vec::new());
-        Batch { images, labels: vec![label], group_ends, keys, taken: Tally::default(), home: None }
+        let (labels, taken) = (vec![label], Tally::default());
+        Batch { images, labels, group_ends, keys, importance: 1.0, samples: 1, taken, home: None }
     }
 
     #[test]

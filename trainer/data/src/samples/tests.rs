@@ -33,7 +33,7 @@ fn any_difference_changes_the_fingerprint() {
         Content::Memory(pixels) => pixels[0] ^= 1,
         Content::Pictures(_) | Content::Random { .. } => unreachable!(),
     });
-    let label = change(|data| data.evaluation.labels[0] = 2);
+    let label = change(|data| data.evaluation.labels = Labels::Samples(vec![2]));
     let shape = change(|data| data.train.shape = Shape { channels: 1, height: 2, width: 1 });
     let classes = change(|data| data.train.classes = 11);
     let names = change(|data| data.train.class_names = Arc::from(["zero".to_owned()]));
@@ -46,7 +46,7 @@ fn any_difference_changes_the_fingerprint() {
 
 fn prepared(samples: &Samples, ids: &[u64], pass: Option<Pass>) -> Vec<f32> {
     let mut values = vec![5.0];
-    samples.prepare(ids, pass, &mut values);
+    samples.prepare(ids, pass, &mut values, &mut Vec::new());
     values
 }
 

@@ -84,6 +84,29 @@ pub(super) fn check_loss(shape: Shape, loss: impl Into<Loss>) {
     Check::new(network, true).run(&if dtype == DType::F32 { Values::F32(&targets) } else { Values::U32(&labels) });
 }
 
+/// The mean over the samples of a loss of predictions `z`, and its gradient.
+pub(super) fn mean_loss(
+    shape: Shape,
+    loss: impl Into<Loss>,
+    z: &[f32],
+    labels: &[u32],
+    importance: f32,
+) -> (f64, Vec<f32>) {
+    let samples = z.len() / shape.elements();
+    let (network, _) = network(&[shape], loss, &|_, x| Ok(x[0]));
+    let mut replica = replica(network, samples, true);
+    let (beside, targets) = (vec![0.0; samples], [Values::U32(labels)]);
+    let inputs = [Values::F32(z), Values::F32(&beside)];
+    let batch = Batch { importance, ..Batch::new(&inputs, &targets, samples) };
+    replica.begin_step();
+    replica.micro_batch_of(&batch, 1.0 / samples as f32, true, &mut |_, _| {});
+    let input = replica.network().inputs()[0];
+    let gradient = replica.plan.value_gradient(input).expect("inputs have gradients in tests");
+    let mut found = vec![0.0; z.len()];
+    replica.device.download(&gradient, &mut found);
+    (replica.finish_step().loss_sum / samples as f64, found)
+}
+
 /// What `build` makes of inputs in training, as the host has it; each input has some samples.
 pub(super) fn outputs(
     shapes: &[Shape],

@@ -16,7 +16,7 @@ pub use lenet5::{lenet5, lenet5_on};
 pub use mlp::{mlp, mlp_on, mlp25m};
 pub use resnet::{resnet18, resnet34, resnet50};
 pub use resnet_cifar::{resnet20, resnet32, resnet56};
-pub use unet::{unet, unet_of};
+pub use unet::{unet, unet_of, unet_on};
 pub use vgg16::vgg16;
 
 use crate::{error::Error, graph::Network, shape::Shape};

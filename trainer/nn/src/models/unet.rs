@@ -22,8 +22,16 @@ const DEPTH: usize = 4;
 /// # Errors
 /// The sides of the images are no multiples of 16.
 pub fn unet(input: Shape, classes: usize) -> Result<Network, Error> {
+    unet_on(input, classes, 64)
+}
+
+/// With other channels at the top.
+///
+/// # Errors
+/// The sides of the images are no multiples of 16.
+pub fn unet_on(input: Shape, classes: usize, width: usize) -> Result<Network, Error> {
     let loss = SoftmaxCrossEntropy { per_pixel: true, ..SoftmaxCrossEntropy::default() };
-    unet_of(input, classes, 64, loss)
+    unet_of(input, classes, width, loss)
 }
 
 /// With other channels at the top and another loss for each pixel.

@@ -24,6 +24,8 @@ pub struct MicroBatch {
     pub groups: usize,
     /// Each sample's loss counts so much in the gradients: one over the global batch.
     pub scale: f32,
+    /// The losses of labels that count by their class are multiplied by this.
+    pub importance: f32,
     /// True if it is the step's first.
     pub is_first: bool,
     /// The number of the step.
@@ -34,7 +36,8 @@ pub struct MicroBatch {
 
 impl MicroBatch {
     /// For operations that look at no sample.
-    pub const NONE: MicroBatch = MicroBatch { samples: 0, groups: 0, scale: 0.0, is_first: true, step: 0, seed: 0 };
+    pub const NONE: MicroBatch =
+        MicroBatch { samples: 0, groups: 0, scale: 0.0, importance: 1.0, is_first: true, step: 0, seed: 0 };
 }
 
 /// When a gradient is added to what is there.

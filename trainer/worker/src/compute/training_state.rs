@@ -23,7 +23,7 @@ use crate::{
     failure::Failure,
     lines::{Evaluation, EvaluationLine, StepLine},
     storage::{Storage, is_of_blocks, spelled},
-    trainee::{Judged, Lent, Shares, StateRange, Trained, Trainee},
+    trainee::{Evaluated, Lent, Shares, StateRange, Trained, Trainee},
 };
 
 /// The number of steps whose lines a worker remembers. It writes those that the reporting worker
@@ -268,7 +268,7 @@ impl TrainingState {
     }
 
     /// Judges the state by a run of the held-out samples.
-    pub(crate) fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {
+    pub(crate) fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Evaluated {
         self.trainee.evaluate(run, work)
     }
 

@@ -5,9 +5,9 @@ use std::{path::Path, process, sync::Arc};
 use lockstep_data::{
     Augment, DataError, Dataset, Normalise, PictureOptions, PictureProblem, PictureReport, ResizedCrop, Shape,
     cifar::{self, Cifar},
-    glyphs, idx, imagefolder, shards, synthetic,
+    glyphs, idx, imagefolder, segmentation, shards, synthetic,
 };
-use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, Workload};
+use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, ImageSpec, Workload};
 use tracing::{error, warn};
 
 use crate::{
@@ -44,12 +44,18 @@ pub(crate) fn open(workload: &Workload, report: PictureReport) -> Result<Dataset
             let options = pictures(dataset, report);
             of_files(dataset, |folder, held_out| shards::read(folder, held_out, classes, &options))?
         }
+        DatasetFormat::Segmentation => {
+            let ignored = dataset.ignore_index.unwrap_or(segmentation::IGNORED);
+            let options = segmentation::Options { classes, ignored, shape: dataset.image.map(shape) };
+            of_files(dataset, |folder, held_out| segmentation::read(folder, held_out, &options))?
+        }
     };
+    check_class_weights(&training.class_weights, samples.train.classes()).map_err(Failure::fatal)?;
     check_batches(training, samples.train.len() as u64)?;
     let normalise = normalise(dataset, samples.train.shape()).map_err(Failure::fatal)?;
     let augment = dataset.augment.as_ref().map(augment).unwrap_or_default();
     Ok(samples.map(|part| {
-        let part = part.augmented(augment.clone());
+        let part = part.augmented(augment.clone()).weighted(training.class_weights.clone());
         match &normalise {
             Some(normalise) => part.normalised(normalise.clone()),
             None => part,
@@ -105,10 +111,21 @@ fn random(dataset: &DatasetSpec, seed: u64) -> Result<Dataset, Failure> {
     let Some(image) = dataset.image else {
         return Err(Failure::fatal("spec.dataset.image: missing: required for format synthetic"));
     };
-    let [channels, height, width] = [image.channels, image.height, image.width].map(|size| size as usize);
-    let shape = Shape { channels, height, width };
     let classes = dataset.classes.unwrap_or(SYNTHETIC_CLASSES) as usize;
-    Ok(synthetic::draw(shape, classes, dataset.samples as usize, seed, dataset.evaluation_fraction))
+    Ok(synthetic::draw(shape(image), classes, dataset.samples as usize, seed, dataset.evaluation_fraction))
+}
+
+fn shape(ImageSpec { channels, height, width }: ImageSpec) -> Shape {
+    Shape { channels: channels as usize, height: height as usize, width: width as usize }
+}
+
+/// Checks that each class has a weight, or none has. The error names the field.
+fn check_class_weights(weights: &[f32], classes: usize) -> Result<(), String> {
+    if [0, classes].contains(&weights.len()) {
+        return Ok(());
+    }
+    let accepted = format!("{classes}, one for each class of the data set, or none");
+    Err(format!("spec.training.classWeights: {} values: {accepted}", weights.len()))
 }
 
 /// Returns the moments that the manifest gives. The error names the field.

@@ -116,6 +116,7 @@ pub(crate) fn with_samples<T>(batch: &Batch, mut take: impl FnMut(&lockstep_nn::
     take(&lockstep_nn::Batch {
         group_ends: &batch.group_ends,
         keys: &batch.keys,
+        importance: batch.importance,
         ..lockstep_nn::Batch::new(&inputs, &targets, batch.len())
     })
 }
@@ -136,25 +137,36 @@ fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) 
 mod tests {
     use std::sync::Arc;
 
-    use lockstep_data::{Batches, Order, glyphs};
-    use lockstep_nn::{Optimizer, Shape, models, optimizers::Sgd};
+    use lockstep_data::{Augment, Batches, Order, Samples, glyphs, segmentation};
+    use lockstep_nn::{Network, Optimizer, Shape, layers::SoftmaxCrossEntropy, models, optimizers::Sgd};
 
     use super::*;
 
     /// Returns the gradients and the batch's statistics of a step, summed over so many ranks.
     fn summed(world: u32, micro_batch: usize) -> Vec<f32> {
         let network = models::resnet20(Shape::image(1, 28, 28), 10).expect("a network");
+        summed_of(network, glyphs::draw(150, 7, 0.1).train, 128, world, micro_batch).0
+    }
+
+    /// Returns the same for a network on samples, and the sum of the losses.
+    fn summed_of(
+        network: Network,
+        samples: Samples,
+        global_batch: u64,
+        world: u32,
+        micro_batch: usize,
+    ) -> (Vec<f32>, f64) {
         let sgd = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
         let buckets = network.table().ready_order();
         let mut replica = Replica::new(Cpu::new(), network, sgd, micro_batch, buckets).expect("ranges that tile it");
         replica.initialise(7);
-        let samples = Arc::new(glyphs::draw(150, 7, 0.1).train);
-        let mut sum = vec![0.0; replica.table().elements()];
+        let samples = Arc::new(samples);
+        let (mut sum, mut loss) = (vec![0.0; replica.table().elements()], 0.0);
         for rank in 0..world {
             let seat = Seat::new(rank, world, 64);
             let order = Order {
                 seed: 7,
-                batches: Batches::constant(samples.len() as u64, 128),
+                batches: Batches::constant(samples.len() as u64, global_batch),
                 micro_batch,
                 seat,
                 first_step: 0,
@@ -167,10 +179,33 @@ mod tests {
             of_share(&mut replica, &mut loader, step, 7, Part::Watched(&work), &mut |_, _, _| {});
             let mut own = vec![0.0; sum.len()];
             replica.copy_gradients(0..own.len(), &mut own);
-            replica.finish_step();
+            loss += replica.finish_step().loss_sum;
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         }
-        sum
+        (sum, loss)
+    }
+
+    /// Returns the gradients and the loss of a step of a small U-Net with rare classes that count
+    /// more, clouds that do not count, and random views.
+    fn segmented(world: u32, micro_batch: usize) -> (Vec<f32>, f64) {
+        let class_weights = vec![0.5, 1.0, 1.5, 9.0];
+        let augment = Augment { random_crop_padding: 6, random_horizontal_flip: 0.5, ..Augment::default() };
+        let samples = segmentation::draw(12, 3, 0.0).train.weighted(class_weights.clone()).augmented(augment);
+        let loss = SoftmaxCrossEntropy { class_weights, ignored: Some(255), ..SoftmaxCrossEntropy::default() };
+        let network = models::unet_of(Shape::image(16, 64, 64), 4, 2, loss).expect("a network");
+        summed_of(network, samples, 10, world, micro_batch)
+    }
+
+    #[test]
+    fn any_number_of_ranks_forms_the_weighted_mean_over_all_pixels_of_a_step() {
+        let (alone, loss) = segmented(1, 10);
+        let largest = alone.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (world, micro_batch) in [(1, 3), (2, 10), (3, 2)] {
+            let (shared, shared_loss) = segmented(world, micro_batch);
+            let furthest = alone.iter().zip(shared).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+            assert!(furthest <= 1e-5 * largest, "{world} ranks: {furthest} of {largest}");
+            assert!((loss - shared_loss).abs() <= 1e-5 * loss, "{world} ranks: loss {shared_loss}, not {loss}");
+        }
     }
 
     #[test]

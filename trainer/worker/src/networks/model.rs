@@ -12,18 +12,28 @@ const WITHOUT_SETTINGS: [&str; 7] = ["globalAveragePool", "relu", "gelu", "silu"
 
 /// Returns the network of a workload, for the samples and the classes of its data set.
 pub(crate) fn network(workload: &Workload, dataset: &Dataset) -> Result<Network, Failure> {
-    let (shape, classes) = (dataset.train.shape(), dataset.train.classes());
+    let train = &dataset.train;
+    let (shape, classes) = (train.shape(), train.classes());
     let input = Shape::image(shape.channels, shape.height, shape.width);
     let Workload { model, training, .. } = workload;
     let mut network = network_on(model, input, classes).map_err(Failure::fatal)?;
     let output = network.shape(network.output());
-    if !output.is_flat() {
+    let per_pixel = train.has_masks();
+    if !per_pixel && !output.is_flat() {
         return Err(Failure::fatal(format!(
             "spec.model: an output of {output} needs a label for each pixel, and the data set has one for each sample"
         )));
     }
-    if training.label_smoothing > 0.0 {
-        let loss = SoftmaxCrossEntropy { smoothing: training.label_smoothing, ..SoftmaxCrossEntropy::default() };
+    if per_pixel && output != Shape::image(classes, shape.height, shape.width) {
+        let Shape { height, width, .. } = input;
+        return Err(Failure::fatal(format!(
+            "spec.model: an output of {output} is not {classes}×{height}×{width}, \
+             and the data set has a label for each pixel: take unet, or end the layers with a convolution"
+        )));
+    }
+    if per_pixel || training.label_smoothing > 0.0 || !training.class_weights.is_empty() {
+        let (class_weights, ignored) = (training.class_weights.clone(), train.ignored());
+        let loss = SoftmaxCrossEntropy { smoothing: training.label_smoothing, class_weights, ignored, per_pixel };
         network.set_loss(loss).map_err(Failure::fatal)?;
     }
     Ok(network)
@@ -40,6 +50,7 @@ pub(crate) fn network_on(model: &ModelSpec, input: Shape, classes: usize) -> Res
             let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
             models::mlp_on(input, &hidden, classes)
         }
+        Some(_) if let Some(width) = model.width => models::unet_on(input, classes, width as usize),
         Some(named) => (named.build)(input, classes),
         None => return Err(format!("spec.model.name: {}: the trainer has no such model", name.as_str())),
     };

@@ -2,15 +2,17 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use lockstep_data::{Dataset, Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, Step, Tally};
-use lockstep_elastic::{Activity, ActivityMonitor};
+use lockstep_data::{Dataset, Loader, Order, Samples, Seat, Step, Tally};
+use lockstep_elastic::ActivityMonitor;
 use lockstep_launch::{Launch, Workload};
 use lockstep_nn::{Cpu, Network, NotFinite, Replica, StateEntry};
 
 use super::{
     dataset,
     devices::{Devices, gathered::GatheredBucket},
-    gradients, model,
+    gradients,
+    judging::judge,
+    model,
 };
 use crate::{
     compute::{
@@ -19,7 +21,7 @@ use crate::{
         update_rule::UpdateRule,
     },
     failure::Failure,
-    trainee::{Bucket, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
+    trainee::{Bucket, Evaluated, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
 };
 
 /// A copy of a network on each device of this worker, and their samples.
@@ -215,16 +217,8 @@ impl Trainee for TrainedNetwork {
         self.first_output_not_finite(step).or(gradient).map(|found| found.to_string())
     }
 
-    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {
-        let mut judged = Judged::default();
-        let mut loader = EvaluationLoader::new(&self.held_out, run, self.micro_batch);
-        while let Some(batch) = work.during(Activity::Storing, || loader.next_batch()) {
-            let found = self.first.evaluate(&batch.images, &batch.labels);
-            judged.loss += found.loss_sum;
-            judged.correct += found.correct;
-            judged.samples += batch.len() as u64;
-        }
-        judged
+    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Evaluated {
+        judge(&mut self.first, &self.held_out, run, self.micro_batch, work)
     }
 
     fn initialise(&mut self, seed: u64) {

@@ -25,7 +25,7 @@ use crate::{
         update_rule::UpdateRule,
     },
     failure::Failure,
-    trainee::{Bucket, Completion, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
+    trainee::{Bucket, Completion, Evaluated, Judged, Lent, SampleCounts, Shares, StateRange, Trained, Trainee},
 };
 
 /// A user's model, with its weights and what the optimiser keeps beside them.
@@ -245,7 +245,7 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
         assert_eq!(self.gradients.leased(), 0, "all buckets were given back");
     }
 
-    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Judged {
+    fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Evaluated {
         let state = self.state.view::<f32>(0..self.table.elements());
         let weights = parameters(&self.table, &state);
         let first = self.samples.training;
@@ -255,7 +255,7 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
             work.moved();
             all = all.plus(self.model.judge_all(&weights, samples, None));
         }
-        all
+        all.into()
     }
 
     fn initialise(&mut self, seed: u64) {

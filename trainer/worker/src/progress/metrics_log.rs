@@ -252,6 +252,8 @@ pub(crate) struct Kept {
     pub step: u64,
     /// Step and accuracy of the last evaluation.
     pub accuracy: Option<(u64, f64)>,
+    /// The mean intersection over union of that evaluation.
+    pub mean_iou: Option<f64>,
 }
 
 /// Finds the last step and the last evaluation up to `base_step` in the files of a log, the newest
@@ -267,7 +269,9 @@ fn kept(files: &[LogFile], base_step: u64) -> io::Result<(Kept, u64)> {
         while let Some(line) = lines.before()? {
             match read(&line, *counts).filter(|line| line.step <= base_step) {
                 Some(Line { step, evaluation: Some(found) }) => {
-                    kept.accuracy.get_or_insert((step, found.accuracy));
+                    if kept.accuracy.is_none() {
+                        (kept.accuracy, kept.mean_iou) = (Some((step, found.accuracy)), found.mean_iou);
+                    }
                 }
                 Some(Line { step, evaluation: None }) if kept.step == 0 => kept.step = step,
                 Some(_) | None => {}
@@ -324,6 +328,7 @@ struct Line {
 #[derive(Deserialize)]
 struct Found {
     accuracy: f64,
+    mean_iou: Option<f64>,
 }
 
 /// Reads a line that is whole and counts.

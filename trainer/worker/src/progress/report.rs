@@ -98,6 +98,7 @@ impl<'a> Reporter<'a> {
             generation: group.generation,
             world_size: group.world,
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
+            mean_iou: kept.mean_iou,
             accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: start.communication,
             damaged_checkpoint: start.damaged.cloned(),
@@ -167,6 +168,7 @@ impl<'a> Reporter<'a> {
     ) -> Result<(), Failure> {
         self.progress = Progress {
             accuracy: self.progress.accuracy,
+            mean_iou: self.progress.mean_iou,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
             damaged_checkpoint: self.progress.damaged_checkpoint.take(),
@@ -191,6 +193,7 @@ impl<'a> Reporter<'a> {
     pub(crate) fn evaluated(&mut self, line: &EvaluationLine) -> Result<(), Failure> {
         self.write(line)?;
         self.progress.accuracy = Some(line.evaluation.accuracy);
+        self.progress.mean_iou = line.evaluation.mean_iou;
         self.progress.accuracy_step = Some(line.step);
         self.progress.epoch = line.epoch;
         self.report_now()
@@ -348,7 +351,7 @@ mod tests {
     #[test]
     fn missing_lines_are_made_up_in_order_and_none_twice() {
         let known: VecDeque<_> = [7, 8, 10].map(|step| StepLine::unseen(step, 4, 1)).into_iter().collect();
-        let evaluation = Evaluation { loss: 1.0, accuracy: 0.5 };
+        let evaluation = Evaluation { loss: 1.0, accuracy: 0.5, mean_iou: None };
         let evaluated: VecDeque<_> =
             [4, 8, 12].map(|step| EvaluationLine { step, epoch: step / 4, evaluation }).into_iter().collect();
         let lines = |kept, base| {
@@ -359,7 +362,8 @@ mod tests {
             };
             missing(kept, base, &known, &evaluated).iter().map(name).collect::<Vec<_>>()
         };
-        let kept = |step, evaluated: Option<u64>| Kept { step, accuracy: evaluated.map(|step| (step, 0.5)) };
+        let kept =
+            |step, evaluated: Option<u64>| Kept { step, accuracy: evaluated.map(|step| (step, 0.5)), mean_iou: None };
         assert_eq!(lines(kept(6, Some(4)), 10), ["step 7", "step 8", "evaluation 8", "unseen 9", "step 10"]);
         assert_eq!(lines(kept(8, Some(4)), 8), ["evaluation 8"], "the disk had room for the step only");
         assert_eq!(lines(kept(8, Some(8)), 9), ["unseen 9"]);

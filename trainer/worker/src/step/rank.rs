@@ -58,7 +58,7 @@ use crate::{
             numbers::{Told, slots},
         },
     },
-    trainee::{Judged, Trained},
+    trainee::{Evaluated, Trained},
 };
 
 /// A link may carry nothing for this time during steps, or for a number of mean steps if that is
@@ -368,15 +368,16 @@ impl<'a> Rank<'a> {
         let start = Instant::now();
         let mut parts = Vec::new();
         for part in self.seat.parts(self.state.held_out()) {
-            let Judged { loss, correct, samples } = self.state.evaluate(part, self.session.work());
-            parts.push([loss as f32, correct as f32, samples as f32]);
+            parts.push(self.state.evaluate(part, self.session.work()).slots());
+        }
+        if parts.is_empty() {
+            parts.push(self.state.evaluate(0..0, self.session.work()).slots());
         }
         let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;
-        let [loss, correct, count] = sums.map(f64::from);
         self.session.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
         self.rest();
-        Ok((count > 0.0).then(|| Evaluation { loss: loss / count, accuracy: correct / count }))
+        Ok(Evaluated::of_sums(&sums).means())
     }
 
     /// Excludes the time since the last step from the next one.
@@ -449,10 +450,13 @@ fn without_room(bucket: &[f32], has_room: bool, world: usize) -> &[f32] {
 }
 
 /// Adds 2ᵏ parts as a binary tree over them does.
-fn added_in_pairs(mut parts: Vec<[f32; 3]>) -> [f32; 3] {
+fn added_in_pairs(mut parts: Vec<Vec<f32>>) -> Vec<f32> {
     while parts.len() > 1 {
-        let add = |pair: &[[f32; 3]]| std::array::from_fn(|index| pair.iter().map(|part| part[index]).sum());
+        let add = |pair: &[Vec<f32>]| match pair {
+            [one, other] => one.iter().zip(other).map(|(one, other)| one + other).collect(),
+            alone => alone.concat(),
+        };
         parts = parts.chunks(2).map(add).collect();
     }
-    parts.first().copied().unwrap_or_default()
+    parts.pop().unwrap_or_default()
 }

@@ -35,7 +35,9 @@ pub(super) fn softmax_cross_entropy(cpu: &Cpu, operation: &SoftmaxCrossEntropy, 
     let class_weights = class_weights.map(|weights| cpu.view::<f32>(weights));
     let weight_of = |class: usize| class_weights.as_ref().map_or(1.0, |weights| weights[class]);
     let mut gradient = Target::of(cpu, *dz, batch);
-    let share = weight / z.shape.pixels() as f32;
+    let counts_by_label = class_weights.is_some() || ignored.is_some();
+    let importance = if counts_by_label { batch.importance } else { 1.0 };
+    let share = weight * importance / z.shape.pixels() as f32;
     // What the smoothed targets of all classes add up to.
     let spread = smoothing / classes as f32;
     let all: f32 = (0..classes).map(weight_of).sum();

@@ -24,8 +24,9 @@ fn a_restart_drops_the_steps_that_it_will_do_again_and_a_torn_line() {
     fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st")
         .expect("written");
     let (mut log, kept) = MetricsLog::continue_after(folder.path(), TURN, 2).expect("opens");
-    assert_eq!(kept, Kept { step: 2, accuracy: Some((2, 0.5)) });
-    let line = EvaluationLine { step: 3, epoch: 1, evaluation: Evaluation { loss: 0.5, accuracy: 0.75 } };
+    assert_eq!(kept, Kept { step: 2, accuracy: Some((2, 0.5)), mean_iou: None });
+    let line =
+        EvaluationLine { step: 3, epoch: 1, evaluation: Evaluation { loss: 0.5, accuracy: 0.75, mean_iou: None } };
     log.write(&line).expect("written");
     log.flush().expect("flushed");
     let expected = "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n\
@@ -58,7 +59,7 @@ fn a_log_of_any_length_that_was_torn_anywhere_continues_after_the_base() {
         assert!(text(folder.path()) == left, "torn by {torn_by}, base {base}");
         let evaluated = (base - u64::from(torn_by > 0 && base == 3000)) / 1000 * 1000;
         let accuracy = (evaluated > 0).then_some((evaluated, 0.25));
-        assert_eq!(kept, Kept { step: base, accuracy }, "torn by {torn_by}");
+        assert_eq!(kept, Kept { step: base, accuracy, mean_iou: None }, "torn by {torn_by}");
     }
 }
 
