@@ -1,0 +1,27 @@
+#!/bin/bash
+# draw.sh: draws the boards from target/boards/NAME.json to docs/boards/NAME.png, with Grafana's own components in a headless Chromium.
+# `cargo test --release --workspace --test local_run boards` writes target/boards/job.json: the answers of a Prometheus that scraped a
+# real run. It needs npm, and Debian's chromium. This is no Grafana: the panels are drawn as Grafana draws them.
+set -euo pipefail
+cd "$(dirname "$0")"
+root=../..
+build=$root/target/boards/page
+mkdir -p "$build" "$root/docs/boards"
+cp -r package.json index.html vite.config.mjs src "$build"
+cd "$build"
+root=../../..
+[ -d node_modules ] || npm install --no-audit --no-fund --legacy-peer-deps
+npx vite build
+npx vite preview --port 5199 --strictPort > preview.log 2>&1 &
+server=$!
+sleep 3
+trap 'kill $server' EXIT
+for answers in "$root"/target/boards/*.json; do
+  name=$(basename "$answers" .json)
+  cp "$answers" dist/answers.json
+  cp "$root/charts/lockstep/files/dashboards/$name.json" dist/board.json
+  height=$(node -e 'const b = JSON.parse(require("fs").readFileSync("dist/board.json")); console.log(Math.max(...b.panels.map(({gridPos: p}) => p.y + p.h)) * 34 + 8)')
+  chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1600,"$height" --virtual-time-budget=15000 \
+    --screenshot="$root/docs/boards/$name.png" http://localhost:5199/ 2> chromium.log
+  echo "docs/boards/$name.png"
+done

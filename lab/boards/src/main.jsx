@@ -1,0 +1,79 @@
+// Draws a board from the answers of its queries with Grafana's own components.
+import { createRoot } from 'react-dom/client';
+import { createTheme, getDisplayProcessor, FieldType, ThemeContext, dateTime, toDataFrame, classicColors } from '@grafana/data';
+import { TimeSeries, BigValue, BigValueColorMode, BigValueGraphMode, BigValueTextMode, PanelChrome, GlobalStyles, PortalContainer } from '@grafana/ui';
+
+const theme = createTheme({ colors: { mode: 'dark' } });
+const named = (legend, labels) => legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, key) => labels[key] ?? '');
+const ROW = 34;
+
+function configured(panel, name) {
+  const values = structuredClone(panel.fieldConfig.defaults);
+  for (const { matcher, properties } of panel.fieldConfig.overrides) {
+    if (matcher.options !== name) continue;
+    for (const { id, value } of properties) {
+      const parts = id.split('.');
+      const last = parts.pop();
+      parts.reduce((at, part) => (at[part] ??= {}), values)[last] = value;
+    }
+  }
+  return values;
+}
+
+function frames(panel, answers) {
+  let index = 0;
+  return answers.flatMap(({ legend, series }) => series.map(({ metric, values }) => {
+    const name = named(legend, metric) || panel.title;
+    const config = configured(panel, name);
+    const custom = { drawStyle: 'line', lineInterpolation: 'linear', lineWidth: 1, fillOpacity: 8, showPoints: 'never', pointSize: 4,
+      spanNulls: false, axisPlacement: 'auto', axisLabel: '', scaleDistribution: { type: 'linear' }, stacking: { mode: 'none' },
+      hideFrom: { viz: false, legend: false, tooltip: false }, ...config.custom };
+    const color = { mode: 'fixed', fixedColor: classicColors[index % classicColors.length] };
+    const frame = toDataFrame({ fields: [
+      { name: 'Time', type: FieldType.time, values: values.map(([at]) => at * 1000), config: {} },
+      { name, type: FieldType.number, values: values.map(([, value]) => parseFloat(value)), labels: {},
+        config: { ...config, displayName: name, color, custom } }] });
+    frame.fields[1].state = { seriesIndex: index++ };
+    frame.fields.forEach(field => { field.display = getDisplayProcessor({ field, theme, timeZone: 'utc' }); });
+    return frame;
+  }));
+}
+
+function Content({ panel, answers, from, to, width, height }) {
+  const all = frames(panel, answers);
+  if (all.length === 0) return <div style={{ color: '#888', padding: 8 }}>only in a cluster</div>;
+  if (panel.type === 'stat') {
+    const field = all[0].fields[1];
+    const value = field.display(field.values.findLast(value => !Number.isNaN(value)));
+    return <BigValue theme={theme} width={width} height={height} value={{ ...value, color: '#73bf69' }} colorMode={BigValueColorMode.Value}
+      graphMode={BigValueGraphMode.None} textMode={panel.options.textMode === 'name' ? BigValueTextMode.Name : BigValueTextMode.Value} />;
+  }
+  return <TimeSeries frames={all} structureRev={1} width={width} height={height} timeZone="utc"
+    timeRange={{ from: dateTime(from * 1000), to: dateTime(to * 1000), raw: { from: dateTime(from * 1000), to: dateTime(to * 1000) } }}
+    legend={{ showLegend: true, displayMode: 'list', placement: 'bottom', calcs: [] }} options={{}} />;
+}
+
+function Board({ board, answers }) {
+  const cell = 1600 / 24;
+  const times = answers.flatMap(answer => answer.series.flatMap(series => series.values.map(([at]) => at)));
+  const [from, to] = times.reduce(([least, most], at) => [Math.min(least, at), Math.max(most, at)], [Infinity, -Infinity]);
+  const bottom = Math.max(...board.panels.map(({ gridPos }) => gridPos.y + gridPos.h));
+  return <ThemeContext.Provider value={theme}><GlobalStyles /><PortalContainer />
+    <div style={{ position: 'relative', width: 1600, height: bottom * ROW + 8, fontFamily: 'DejaVu Sans' }}>
+      {board.panels.map(panel => {
+        const { x, y, w, h } = panel.gridPos;
+        const place = { position: 'absolute', left: x * cell + 4, top: y * ROW + 4 };
+        if (panel.type === 'row') return <div key={panel.id} style={{ ...place, color: '#ccc', fontWeight: 600 }}>▾ {panel.title}</div>;
+        return <div key={panel.id} style={place}><PanelChrome title={panel.title} width={w * cell - 8} height={h * ROW - 8}>
+          {(width, height) => <Content panel={panel} answers={answers.filter(answer => answer.panel === panel.title)} from={from} to={to} width={width} height={height} />}
+        </PanelChrome></div>;
+      })}
+    </div></ThemeContext.Provider>;
+}
+
+window.addEventListener('error', event => { document.title = 'ERROR ' + event.message; });
+const load = path => fetch(path).then(answer => answer.json());
+Promise.all([load('/board.json'), load('/answers.json')]).then(([board, answers]) => {
+  createRoot(document.getElementById('root')).render(<Board board={board} answers={answers} />);
+  setTimeout(() => { document.title = 'DONE'; }, 3000);
+});
