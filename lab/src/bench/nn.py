@@ -1,7 +1,10 @@
 # Training steps of a model in PyTorch on one thread: seconds of each, then the most memory held
 # beyond what the import took.
-#   python nn.py MODEL BATCH WARMUP STEPS
-import json, resource, sys, time
+#   python nn.py MODEL BATCH WARMUP STEPS [bf16]
+# bf16 is model.bfloat16(), weights included, which is faster on a CPU than torch.autocast with weights in
+# f32; BF16=autocast measures the latter.
+import contextlib
+import json, os, resource, sys, time
 
 import torch
 import torch.nn as nn
@@ -78,10 +81,20 @@ shape, classes = {"lenet5": ((1, 28, 28), 10), "resnet20": ((3, 32, 32), 10), "r
 network = {"lenet5": lenet5, "resnet20": resnet20, "resnet50": resnet50}[model]()
 update = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 x, y = torch.randn(batch, *shape), torch.randint(0, classes, (batch,))
+context = contextlib.nullcontext
+if sys.argv[5:] == ["bf16"] and os.environ.get("BF16") == "autocast":
+    context = lambda: torch.autocast("cpu", torch.bfloat16)
+elif sys.argv[5:] == ["bf16"]:
+    network, x = network.bfloat16(), x.bfloat16()
+    if os.environ.get("BF16") == "channels_last":
+        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    update = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 for step in range(warmup + steps):
     start = time.perf_counter()
     update.zero_grad()
-    F.cross_entropy(network(x), y).backward()
+    with context():
+        loss = F.cross_entropy(network(x).float(), y)
+    loss.backward()
     update.step()
     if step >= warmup:
         print(json.dumps({"step_seconds": time.perf_counter() - start}))

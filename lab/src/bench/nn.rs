@@ -25,14 +25,16 @@ struct Case {
     batch: u32,
     warm_up: u32,
     steps: [u32; 2],
+    precision: &'static str,
     /// The least ratio of PyTorch's time to ours.
     goal: f64,
 }
 
-const CASES: [Case; 3] = [
-    Case { model: "lenet5", batch: 64, warm_up: 50, steps: [100, 300], goal: 4.0 },
-    Case { model: "resnet20", batch: 128, warm_up: 2, steps: [5, 15], goal: 1.0 / 1.1 },
-    Case { model: "resnet50", batch: 8, warm_up: 1, steps: [2, 5], goal: 1.0 / 1.3 },
+const CASES: [Case; 4] = [
+    Case { model: "lenet5", batch: 64, warm_up: 50, steps: [100, 300], precision: "f32", goal: 4.0 },
+    Case { model: "resnet20", batch: 128, warm_up: 2, steps: [5, 15], precision: "f32", goal: 1.0 / 1.1 },
+    Case { model: "resnet20", batch: 128, warm_up: 2, steps: [5, 15], precision: "bf16", goal: 1.0 / 1.2 },
+    Case { model: "resnet50", batch: 8, warm_up: 1, steps: [2, 5], precision: "f32", goal: 1.0 / 1.3 },
 ];
 
 /// The least ratio of the time on one core to that on two.
@@ -47,14 +49,16 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let ours = cargo::build()?.join("examples/step");
     let script = folders::target().join("bench/nn.py");
     fs::write(&script, PEER)?;
-    for Case { model, batch, warm_up, steps, goal } in CASES {
-        let words = [model.to_owned(), batch.to_string(), warm_up.to_string(), steps[size].to_string()];
+    for Case { model, batch, warm_up, steps, precision, goal } in CASES {
+        let steps = steps[size];
+        let words = [model.to_owned(), batch.to_string(), warm_up.to_string(), steps.to_string(), precision.to_owned()];
+        let named = if precision == "f32" { model.to_owned() } else { format!("{model} in {precision}") };
         let peer_words = [vec![script.to_string_lossy().into_owned()], words.to_vec()].concat();
         let (found, disturbed) =
             load::rounds(rounds, || Ok((Steps::of(&ours, &words)?, Steps::of(&python, &peer_words)?)))?;
         let middle = |of: &dyn Fn(&(Steps, Steps)) -> f64| median(&mut found.iter().map(of).collect::<Vec<_>>());
         book.write(&Figure {
-            case: &format!("{model}, batch {batch}: forward, backward and update on one core"),
+            case: &format!("{named}, batch {batch}: forward, backward and update on one core"),
             unit: "s",
             ours: middle(&|(ours, _)| ours.seconds),
             peer: Some((torch::NAME, middle(&|(_, peer)| peer.seconds))),
@@ -62,7 +66,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             disturbed,
         })?;
         book.write(&Figure {
-            case: &format!("{model}, batch {batch}: most memory of the process"),
+            case: &format!("{named}, batch {batch}: most memory of the process"),
             unit: "MiB",
             ours: middle(&|(ours, _)| ours.memory),
             peer: Some((torch::NAME, middle(&|(_, peer)| peer.memory))),

@@ -2,7 +2,10 @@
 //! breaks one. For manifests that never reach an API server, `Task::check` and `ValidJob` repeat
 //! the rules that do not compare with an older object.
 
-use lockstep_launch::{NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, SHARDS};
+use lockstep_launch::{
+    CONSTANT_ALONE, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN,
+    SHARDS,
+};
 
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
@@ -91,6 +94,25 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             message: "spec.training.schedule.decayEpochs: one or more epochs with decay step, none with any other"
                 .to_owned(),
             field: Some(".training.schedule.decayEpochs"),
+        },
+        Rule {
+            rule: "!has(self.training) || !has(self.model) || !has(self.model.name) || self.model.name != 'own' || \
+                   self.training.precision == 'f32'"
+                .to_owned(),
+            message: format!("spec.training.precision: {NO_PRECISION_OF_OWN}"),
+            field: Some(".training.precision"),
+        },
+        Rule {
+            rule: "!has(self.training) || !has(self.training.lossScale) || self.training.precision != 'f32'".to_owned(),
+            message: format!("spec.training.lossScale: {NO_LOSS_SCALE}"),
+            field: Some(".training.lossScale"),
+        },
+        Rule {
+            rule: "!has(self.training) || !has(self.training.lossScale) || !has(self.training.lossScale.constant) || \
+                   !(has(self.training.lossScale.initial) || has(self.training.lossScale.growthInterval))"
+                .to_owned(),
+            message: format!("spec.training.lossScale.constant: {CONSTANT_ALONE}"),
+            field: Some(".training.lossScale.constant"),
         },
         Rule {
             rule: format!(

@@ -220,6 +220,18 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             json!([]),
             "epochs that ascend, each once",
         ),
+        (
+            "/spec/training",
+            json!({"lossScale": {}}),
+            json!({"precision": "f16", "lossScale": {}}),
+            "spec.training.lossScale: only with",
+        ),
+        (
+            "/spec/training",
+            json!({"precision": "f16", "lossScale": {"constant": 8, "initial": 8}}),
+            json!({"precision": "bf16", "lossScale": {"constant": 8}}),
+            "spec.training.lossScale.constant",
+        ),
         ("/spec/checkpoint/uri", json!("file:///"), json!("file:///c"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("file:///../c"), json!("file:///c/d"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("s3://"), json!("s3://models"), "s3://models/lenet"),
@@ -253,6 +265,17 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
         assert!(messages.len() == 1 && messages[0].contains(message), "{pointer} = {bad}: {messages:?}");
         assert_eq!(broken(&set(job(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
     }
+}
+
+#[test]
+fn a_model_of_the_trainers_own_computes_in_f32() {
+    let own = |precision: &str| {
+        let job = set(job(), "/spec/model", json!({"name": "own"}));
+        broken(&set(job, "/spec/training", json!({"precision": precision})), None)
+    };
+    let messages = own("bf16");
+    assert!(messages.len() == 1 && messages[0].contains("spec.training.precision: f32 with"), "{messages:?}");
+    assert_eq!(own("f32"), Vec::<String>::new());
 }
 
 #[test]

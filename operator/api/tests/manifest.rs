@@ -124,6 +124,18 @@ fn each_mistake_is_reported_with_field_value_and_accepted_values() {
         ("epochs: 3", "epochs: 0", "spec.training.epochs: 0: a whole number, 1 to 1000000"),
         ("epochs: 3", "epochs: 2.5", "spec.training.epochs: 2.5: a whole number, 1 to 1000000"),
         ("epochs: 3", "epochs: -1", "spec.training.epochs: -1: a whole number, 1 to 1000000"),
+        ("epochs: 3", "epochs: 3, precision: f64", "spec.training.precision: \"f64\": one of f32, bf16, f16"),
+        ("epochs: 3", "epochs: 3, lossScale: {}", "spec.training.lossScale: given in f32: only with"),
+        (
+            "epochs: 3",
+            "epochs: 3, precision: f16, lossScale: {constant: 8, initial: 8}",
+            "spec.training.lossScale.constant: 8: without initial and growthInterval",
+        ),
+        (
+            "model: {name: lenet5}\n  dataset: {format: idx, uri: file:///data/mnist}\n  training: {",
+            "model: {name: own}\n  dataset: {format: own}\n  training: {precision: bf16, ",
+            "spec.training.precision: bf16: f32 with spec.model.name own",
+        ),
         ("replicas: 2", "replicas: 1001", "spec.replicas: 1001: a whole number, 1 to 1000"),
         ("name: lenet5", "name: lenet6", "spec.model.name: \"lenet6\": one of perceptron, mlp, mlp25m, lenet5"),
         (

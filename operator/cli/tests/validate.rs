@@ -11,7 +11,7 @@ fn lockstep(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep")).args(arguments).output().expect("lockstep starts")
 }
 
-const EXAMPLES: [&str; 11] = [
+const EXAMPLES: [&str; 12] = [
     "cnn.yaml",
     "collectives.yaml",
     "elastic.yaml",
@@ -22,6 +22,7 @@ const EXAMPLES: [&str; 11] = [
     "object-store.yaml",
     "own-model.yaml",
     "perceptron.yaml",
+    "resnet20-bf16.yaml",
     "resnet20.yaml",
 ];
 

@@ -11,6 +11,7 @@ mod memory_limit;
 mod metrics;
 mod object_store;
 mod own_model;
+mod precision;
 mod replay;
 mod run;
 mod same_losses;

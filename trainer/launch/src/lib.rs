@@ -31,6 +31,7 @@ pub mod names;
 mod network_selector;
 mod object_uri;
 pub mod optimization;
+mod precision;
 mod progress;
 pub mod readiness;
 mod replay;
@@ -60,6 +61,7 @@ pub use log::StandardError;
 pub use memory::{MemoryLimit, in_words, out_of_memory_kills};
 pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
+pub use precision::{CONSTANT_ALONE, LossScale, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, Precision};
 pub use progress::{
     CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, ScalingBaseline, Straggler, WholeRun,
 };
@@ -69,6 +71,5 @@ pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, OnNonFinite, Precision, Training,
-    Workload,
+    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, OnNonFinite, Training, Workload,
 };

@@ -9,6 +9,7 @@ use crate::{
     Communication, CommunicationAlgorithm, DatasetSpec, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri,
     file_uri::check_file_uri,
     optimization::{Decay, LearningRateSchedule, Optimizer},
+    precision::{LossScale, NO_PRECISION_OF_OWN, Precision},
 };
 
 /// Refusal of canonicalTree for workers with several devices.
@@ -176,9 +177,15 @@ pub struct Training {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 65_536), inner(range(min = 0.0, max = 1_000_000.0))))]
     pub class_weights: Vec<f32>,
-    /// Number format of weights and gradients. Default: f32.
-    #[serde(default = "Training::default_precision")]
+    /// Number format of the values between layers, their gradients and the weights that multiply
+    /// them: f32, bf16 or f16. The weights that the optimiser updates, its own values and all sums
+    /// stay in f32, and so do checkpoints: a run may go on in another precision. Default: f32.
+    #[serde(default)]
     pub precision: Precision,
+    /// Factor of the loss before backward; gradients are divided by it before anything uses them.
+    /// Only for bf16 and f16. Default: {} in f16, and none in bf16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Seed of the initial weights, the order of the samples and the glyphs. The same seed gives
     /// the same run, with two exceptions over tcp: three or more workers need
     /// communication.algorithm and bucketBytes, and two workers with a wire other than f32 need
@@ -228,19 +235,6 @@ impl Training {
     fn default_micro_batch_size() -> u32 {
         64
     }
-
-    fn default_precision() -> Precision {
-        Precision::F32
-    }
-}
-
-/// Number formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
-    F32,
 }
 
 /// The checkpoints of a job.
@@ -314,6 +308,11 @@ impl Workload {
         }
         dataset.check()?;
         training.check_batch_sizes()?;
+        if model.name == Some(ModelName::Own) && training.precision != Precision::F32 {
+            let precision = training.precision.as_str();
+            return Err(InvalidField::new("spec.training.precision", precision, NO_PRECISION_OF_OWN));
+        }
+        training.loss_scale.map_or(Ok(()), |scale| scale.check(training.precision))?;
         let LearningRateSchedule { decay, decay_epochs, .. } = &training.schedule;
         if (*decay == Decay::Step) == decay_epochs.is_empty() {
             return Err(InvalidField::new(

@@ -13,7 +13,8 @@ use std::time::Instant;
 use lockstep_nn::Instructions;
 use lockstep_nn::device::Accumulation;
 use lockstep_nn::device::conv::{
-    BackwardInput, BackwardWeights, Convolution, Finish, Forward, Geometry, backward_input, backward_weights, forward,
+    BackwardInput, BackwardWeights, Convolution, Finish, Forward, Geometry, Input, backward_input, backward_weights,
+    forward,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -150,7 +151,7 @@ fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Res
             instructions,
             &convolution,
             Forward {
-                input: &input,
+                input: Input::F32(&input),
                 weights: &packed_forward,
                 finish: Finish::default(),
                 accumulation,
@@ -166,7 +167,7 @@ fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Res
                 instructions,
                 &convolution,
                 BackwardInput {
-                    output_gradient: &output_gradient,
+                    output_gradient: Input::F32(&output_gradient),
                     weights: &packed_backward,
                     accumulation,
                     input_gradient: &mut input_gradient,
@@ -182,8 +183,8 @@ fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Res
             instructions,
             &convolution,
             BackwardWeights {
-                input: &input,
-                output_gradient: &output_gradient,
+                input: Input::F32(&input),
+                output_gradient: Input::F32(&output_gradient),
                 accumulation,
                 weight_gradient: &mut weight_gradient,
                 bias_gradient: None,

@@ -1,5 +1,5 @@
 //! Where the time of training steps goes, by kind of operation and by shape, on one core:
-//! `cargo run --release -p lockstep-nn --example profile -- [model] [batch] [steps]`.
+//! `cargo run --release -p lockstep-nn --example profile -- [model] [batch] [steps] [bf16]`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_nn::device::{Memory, Region, Tally, Tensor};
 use lockstep_nn::op::{MicroBatch, Op};
-use lockstep_nn::{Cpu, DType, Device, Optimizer, Replica, Values, models, optimizers::Sgd};
+use lockstep_nn::{Cpu, DType, Device, Optimizer, Precision, Replica, Values, models, optimizers::Sgd};
 
 type Times = Arc<Mutex<BTreeMap<String, (Duration, u32)>>>;
 
@@ -116,7 +116,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let times = Times::default();
     let device = Timed { cpu: Cpu::new(), times: Arc::clone(&times) };
     let optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
-    let mut replica = Replica::new(device, network, optimizer, batch, buckets)?;
+    let precision = if arguments.get(3).is_some_and(|word| word == "bf16") { Precision::Bf16 } else { Precision::F32 };
+    let mut replica = Replica::with_precision(device, network, optimizer, batch, buckets, precision)?;
     replica.initialise(1);
     let images: Vec<f32> = (0..batch * pixels).map(|index| (index * 31 % 256) as f32 / 255.0).collect();
     let labels: Vec<u32> = (0..(batch * labels) as u32).map(|sample| sample * 7 % classes).collect();

@@ -1,10 +1,10 @@
 //! Seconds of training steps (forward, backward, update) on one core, one JSON line per step, then
 //! the most memory that the process held:
-//! `cargo run --release -p lockstep-nn --example step -- [model] [batch] [warm-up steps] [steps]`.
+//! `cargo run --release -p lockstep-nn --example step -- [model] [batch] [warm-up steps] [steps] [f32|bf16|f16]`.
 
 use std::{fs, time::Instant};
 
-use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
+use lockstep_nn::{Cpu, Optimizer, Precision, Replica, models, optimizers::Sgd};
 
 const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
@@ -18,7 +18,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (pixels, classes) = (network.input().elements(), network.classes() as u32);
 
     let buckets = network.table().ready_order();
-    let mut replica = Replica::new(Cpu::new(), network, OPTIMIZER, batch, buckets)?;
+    let precision = match arguments.get(4).map(String::as_str) {
+        None | Some("f32") => Precision::F32,
+        Some("bf16") => Precision::Bf16,
+        Some("f16") => Precision::F16,
+        Some(other) => return Err(format!("{other}: f32, bf16 or f16").into()),
+    };
+    let mut replica = Replica::with_precision(Cpu::new(), network, OPTIMIZER, batch, buckets, precision)?;
     replica.initialise(1);
     let images: Vec<f32> = (0..batch * pixels).map(|index| (index * 31 % 256) as f32 / 255.0).collect();
     let labels: Vec<u32> = (0..batch as u32).map(|sample| sample * 7 % classes).collect();

@@ -48,6 +48,7 @@ impl<D: Device> Replica<D> {
                 return Some(NotFinite::Parameter(parameter.name));
             }
         }
+        self.cast_weights();
         let groups = self.upload(batch);
         let run = MicroBatch { samples: batch.samples, groups, scale: 1.0, ..MicroBatch::NONE };
         for number in 0..self.network().nodes().len() {

@@ -50,6 +50,7 @@ impl<D: Device> Replica<D> {
     }
 
     fn evaluate_more(&mut self, batch: &Batch<'_>) {
+        self.cast_weights();
         let groups = self.upload(batch);
         let batch = MicroBatch { samples: batch.samples, groups, scale: 1.0, ..MicroBatch::NONE };
         self.plan.evaluation.iter().for_each(|op| self.device.enqueue(op, &batch));
@@ -62,6 +63,7 @@ impl<D: Device> Replica<D> {
     pub fn predict(&mut self, images: &[f32]) -> Vec<f32> {
         self.assert_between_steps("predict");
         let (image, output) = (self.network().input().elements(), self.plan.output);
+        self.cast_weights();
         let mut predictions = Vec::with_capacity(images.len() / image * output.shape.elements());
         for images in images.chunks(self.max_micro_batch() * image) {
             let samples = images.len() / image;

@@ -192,7 +192,13 @@ mod tests {
     /// All gradients of a step.
     fn gradients(network: &Network, fuse: bool) -> Vec<f32> {
         let sgd = Optimizer::Sgd(Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false });
-        let options = Options { slots: 1, max_micro_batch: 4, fuse, keep_all: false };
+        let options = Options {
+            slots: 1,
+            max_micro_batch: 4,
+            fuse,
+            keep_all: false,
+            precision: crate::precision::Precision::F32,
+        };
         let everything = std::iter::once(0..network.table().elements()).collect();
         let mut replica =
             Replica::with_options(Cpu::new(), network.clone(), sgd, everything, options).expect("one bucket");

@@ -10,15 +10,18 @@ use crate::gradient_sharing::SharedGradients;
 use crate::graph::{Network, Value};
 use crate::layers::{Gradients, Mode, Operands};
 use crate::memory::{Memory, Region, Tally, Tensor};
-use crate::op::{Adding, Op, Sum, Written};
-use crate::parameters::ParamTable;
+use crate::op::{Adding, Cast, Op, Sum, Written};
+use crate::parameters::{ParamTable, Role};
 use crate::planner::{Options, Planner, Target, parameter_regions, reshaped};
+use crate::precision::Precision;
 
 /// Everything that steps need, allocated.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) weights: Memory,
     pub(crate) gradients: Memory,
+    /// The weights in 16 bits that products read, if they do not read the masters.
+    pub(crate) cast: Option<Cast>,
     /// The optimiser's slots, in its order.
     pub(crate) slots: Arc<[Memory]>,
     pub(crate) norms: Memory,
@@ -66,11 +69,16 @@ impl Plan {
         let (weights, gradients) = (arena(device), arena(device));
         let slots = (0..options.slots).map(|_| arena(device)).collect();
         let norms = device.allocate(DType::F32, table.parameters().len());
+        let cast = cast(device, table, options.precision, weights);
+        let of_role = |role: Role| match &cast {
+            Some(cast) if role == Role::Weight => cast.into,
+            _ => weights,
+        };
         let mut planner = Planner::new(device, network, table, options);
         let group_ends = planner.region(DType::U32, options.max_micro_batch);
         let sample_keys = planner.region(DType::U32, 2 * options.max_micro_batch);
         let (values, value_gradients) = planner.tensors();
-        let operands = planner.operands(&values, weights, group_ends, sample_keys);
+        let operands = planner.operands(&values, of_role, group_ends, sample_keys);
         let fusions = &planner.fusions;
         let forward = |mode: Mode| {
             let mut ops = Vec::new();
@@ -103,7 +111,7 @@ impl Plan {
             }
         }
         let planned = Planned {
-            parameter_gradients: parameter_regions(network, table, gradients),
+            parameter_gradients: parameter_regions(network, table, |_| gradients),
             operands,
             value_gradients: (0..network.values())
                 .map(|value| {
@@ -117,6 +125,7 @@ impl Plan {
         let plan = Plan {
             weights,
             gradients,
+            cast,
             slots,
             norms,
             inputs: network.inputs().iter().map(|input| values[input.0]).collect(),
@@ -228,6 +237,18 @@ impl Plan {
             Scheduled { op, ready }
         });
         scheduled.collect()
+    }
+}
+
+/// Memory for the weights of products in 16 bits.
+fn cast<D: Device>(device: &mut D, table: &ParamTable, precision: Precision, weights: Memory) -> Option<Cast> {
+    match precision {
+        Precision::F32 => None,
+        Precision::Bf16 | Precision::F16 => {
+            let multiply = table.parameters().iter().filter(|parameter| parameter.role == Role::Weight);
+            let ranges = multiply.map(|parameter| parameter.range.clone()).collect();
+            Some(Cast { from: weights, into: device.allocate(precision.dtype(), table.elements()), ranges })
+        }
     }
 }
 

@@ -10,8 +10,9 @@ use crate::graph::{Criterion, Network, Node, Value};
 use crate::layers::{Folded, Judged, Layer, Operands};
 use crate::memory::{Form, LANES, Memory, Region, Tally, Tensor};
 use crate::op::FoldedNorm;
-use crate::parameters::ParamTable;
+use crate::parameters::{ParamTable, Role};
 use crate::placement::{Placement, without_halo};
+use crate::precision::Precision;
 use crate::shape::Shape;
 
 /// The memory for a sample's targets.
@@ -38,20 +39,21 @@ pub(crate) struct Options {
     pub(crate) fuse: bool,
     /// True if gradients of inputs are computed, too, and nothing's memory is reused: for tests.
     pub(crate) keep_all: bool,
+    pub(crate) precision: Precision,
 }
 
-/// For each node where its parameters lie in an arena.
+/// For each node where its parameters lie in the arenas, by their roles.
 pub(crate) fn parameter_regions(
     network: &Network,
     table: &ParamTable,
-    arena: Memory,
+    arena: impl Fn(Role) -> Memory,
 ) -> Vec<Vec<(&'static str, Region)>> {
     let of_node = |node: &Node| {
         let specs = node.layer.rule().parameters(&network.input_shapes(node));
         let region = |name: &'static str| {
             let name_in_table = format!("{}.{name}", network.owner(node));
             let parameter = table.get(&name_in_table).unwrap_or_else(|| panic!("the table lacks {name_in_table}"));
-            (name, arena.region(parameter.range.clone()))
+            (name, arena(parameter.role).region(parameter.range.clone()))
         };
         specs.into_iter().map(|spec| region(spec.name)).collect()
     };
@@ -91,7 +93,8 @@ impl<'a, D: Device> Planner<'a, D> {
         let Planner { network, options, .. } = *self;
         let most = options.max_micro_batch;
         let placement = Placement::of(network, &self.fusions, &self.shared, most, options.keep_all);
-        let memory = self.device.allocate(DType::F32, placement.total.next_multiple_of(LINE_ELEMENTS));
+        let dtype = options.precision.dtype();
+        let memory = self.device.allocate(dtype, placement.total.next_multiple_of(LINE_ELEMENTS));
         let tensor = |value: usize, at: usize, form: Form| {
             let region = memory.region(placement.range(at));
             Tensor { region, shape: network.shape(Value(value)), form }
@@ -106,7 +109,7 @@ impl<'a, D: Device> Planner<'a, D> {
                 Some(at) => tensor(value, at, form),
                 None => {
                     let shape = network.shape(Value(value));
-                    Tensor { region: self.region(DType::F32, form.elements(shape, most)), shape, form }
+                    Tensor { region: self.region(dtype, form.elements(shape, most)), shape, form }
                 }
             });
         }
@@ -126,7 +129,7 @@ impl<'a, D: Device> Planner<'a, D> {
     pub(crate) fn operands(
         &mut self,
         values: &[Tensor],
-        weights: Memory,
+        weights: impl Fn(Role) -> Memory,
         group_ends: Region,
         sample_keys: Region,
     ) -> Vec<Option<Operands>> {

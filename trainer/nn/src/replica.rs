@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::arena::{Arena, PAGE_ELEMENTS};
 use crate::batch::Batch;
-use crate::device::{Cpu, Device, Event, Region, Values};
+use crate::device::{Device, Event, Region, Values};
 use crate::error::Error;
 use crate::gradient::{Buckets, Gradient, check_buckets};
 use crate::graph::Network;
@@ -16,6 +15,7 @@ use crate::parameters::{ParamMeta, ParamTable};
 use crate::parts::Tree;
 use crate::plan::{Plan, Scheduled};
 use crate::planner::Options;
+use crate::precision::Precision;
 
 /// One rank's copy of a model: weights, gradients, optimiser state and the memory of a micro-batch,
 /// on one device.
@@ -38,11 +38,14 @@ pub struct Replica<D: Device> {
     updated: Arc<[UpdateRange]>,
     parameter_ranges: Arc<[Range<usize>]>,
     max_micro_batch: usize,
+    pub(crate) loss_scale: f32,
+    /// True until weights that are rounded are rounded again.
+    pub(crate) masters_changed: bool,
     /// Elements behind the gradients that go with the last bucket, the first of them the step's
     /// loss.
-    beside: usize,
+    pub(crate) beside: usize,
     /// Elements that there may be behind the gradients while they are in memory of its own.
-    own_room: Option<usize>,
+    pub(crate) own_room: Option<usize>,
     outstanding: Arc<AtomicUsize>,
     progress: Progress,
     /// Samples of the step so far.
@@ -91,9 +94,25 @@ impl<D: Device> Replica<D> {
         max_micro_batch: usize,
         buckets: Vec<Range<usize>>,
     ) -> Result<Replica<D>, Error> {
+        let precision = Precision::F32;
+        Replica::with_precision(device, network, optimizer, max_micro_batch, buckets, precision)
+    }
+
+    /// The same with values between layers, and copies of the weights, in this precision.
+    ///
+    /// # Panics
+    /// As [`Replica::new`].
+    pub fn with_precision(
+        device: D,
+        network: Network,
+        optimizer: Optimizer,
+        max_micro_batch: usize,
+        buckets: Vec<Range<usize>>,
+        precision: Precision,
+    ) -> Result<Replica<D>, Error> {
         assert!(max_micro_batch > 0, "memory for micro-batches of zero samples is of no use");
         let slots = optimizer.slots().len();
-        let options = Options { slots, max_micro_batch, fuse: true, keep_all: false };
+        let options = Options { slots, max_micro_batch, fuse: true, keep_all: false, precision };
         Replica::with_options(device, network, optimizer, buckets, options)
     }
 
@@ -120,6 +139,8 @@ impl<D: Device> Replica<D> {
             parameter_ranges: trained(&table).map(|parameter| parameter.range.clone()).collect(),
             table,
             max_micro_batch,
+            loss_scale: 1.0,
+            masters_changed: true,
             beside: 0,
             own_room: Some(0),
             outstanding: Arc::new(AtomicUsize::new(0)),
@@ -235,8 +256,9 @@ impl<D: Device> Replica<D> {
         };
         assert!(batch.samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
         let (samples, groups, importance) = (batch.samples, self.upload(batch), batch.importance);
-        let (seed, step) = self.dice;
-        let batch = MicroBatch { samples, groups, scale, importance, is_first, step, seed };
+        let ((seed, step), loss_scale) = (self.dice, self.loss_scale);
+        let batch = MicroBatch { samples, groups, scale, importance, loss_scale, is_first, step, seed };
+        self.cast_weights();
         self.plan.training.iter().for_each(|op| self.device.enqueue(op, &batch));
         if let Some(place) = self.place_of_loss().filter(|_| last) {
             self.device.enqueue(&Op::WriteLoss(self.plan.training_tally, place), &batch);
@@ -342,10 +364,12 @@ impl<D: Device> Replica<D> {
             slots: Arc::clone(&self.plan.slots),
             ranges: Arc::clone(&self.updated),
             clip_norm: self.clip_norm,
+            loss_scale: self.loss_scale,
             rate,
             step,
         });
         self.device.enqueue(&update, &MicroBatch::NONE);
+        self.masters_changed = true;
     }
 
     /// Waits for the step and gives its totals on this rank.
@@ -373,7 +397,7 @@ impl<D: Device> Replica<D> {
     }
 
     /// The L2 norm of each trained parameter's gradient, in table order, as the last announced step
-    /// left them; waits.
+    /// left them, of a loss that is not scaled; waits.
     ///
     /// # Panics
     /// While a [`Gradient`] is out.
@@ -385,6 +409,7 @@ impl<D: Device> Replica<D> {
         self.device.ready().wait();
         let mut norms = vec![0.0; into.len];
         self.device.read(into, &mut norms);
+        norms.iter_mut().for_each(|norm| *norm /= self.loss_scale);
         norms
     }
 
@@ -449,42 +474,6 @@ impl<D: Device> Replica<D> {
         let words = Values::U32(&self.key_words[..2 * samples]);
         self.device.write(self.plan.sample_keys.part(0..2 * samples), words);
         ends.len()
-    }
-}
-
-impl Replica<Cpu> {
-    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there.
-    /// What `memory` has behind them goes with the last bucket: the step's sum of losses, and room
-    /// for what else the group sums beside them.
-    ///
-    /// # Panics
-    /// In mid-step, and if it has fewer elements than the table, or does not begin on a cache line.
-    pub fn set_gradient_memory(&mut self, memory: impl AsMut<[f32]> + Send + 'static) {
-        self.assert_between_steps("moving the gradients");
-        let (arena, elements) = (Arena::over(memory), self.table.elements());
-        assert!(arena.len() >= elements, "memory of {} elements for {elements} gradients", arena.len());
-        (self.beside, self.own_room) = (arena.len() - elements, None);
-        self.device.put(self.plan.gradients, arena);
-    }
-
-    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind
-    /// them, zeros, that go with the last bucket: the step's sum of losses, and room for others.
-    /// What gradients were is lost.
-    ///
-    /// # Panics
-    /// In mid-step.
-    pub fn own_gradient_memory(&mut self, beside: usize) {
-        self.assert_between_steps("moving the gradients");
-        if self.own_room.is_none_or(|room| room < beside) {
-            // A little more or less beside large gradients should not need other memory.
-            let room = beside.next_multiple_of(PAGE_ELEMENTS);
-            self.device.put(self.plan.gradients, Arena::zeroed(self.table.elements() + room));
-            self.own_room = Some(room);
-        }
-        self.beside = beside;
-        let elements = self.table.elements();
-        let room = self.plan.gradients.region(elements..elements + beside);
-        self.device.enqueue(&Op::Zero(room), &MicroBatch::NONE);
     }
 }
 

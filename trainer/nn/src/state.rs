@@ -52,6 +52,7 @@ impl<D: Device> Replica<D> {
             let values = parameter.initial_values(seed);
             self.device.write(self.plan.weights.region(parameter.range.clone()), Values::F32(&values));
         }
+        self.masters_changed = true;
         self.clear_slots();
     }
 
@@ -169,6 +170,7 @@ impl<D: Device> Replica<D> {
         if entries.iter().all(|entry| entry.slot.is_none()) {
             self.clear_slots();
         }
+        self.masters_changed = true;
         let event = self.device.ready();
         let regions: Vec<_> = entries.iter().map(|entry| self.region_of(&entry.range)).collect();
         Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
@@ -304,6 +306,7 @@ impl<D: Device> Replica<D> {
     pub fn write_state(&mut self, state: &[f32]) {
         self.assert_between_steps("writing the state");
         assert_eq!(state.len(), self.state_elements(), "the state of another network or optimiser");
+        self.masters_changed = true;
         let elements = self.table.elements();
         for (values, memory) in state.chunks(elements).zip(self.memories()) {
             self.device.write(memory.region(0..elements), Values::F32(values));

@@ -61,7 +61,7 @@ fn places(elements: usize) -> impl Iterator<Item = usize> {
 }
 
 fn check_everywhere(network: impl Fn() -> Network, samples: usize) {
-    let all = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
+    let all = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512, Instructions::Avx512Bf16];
     all.into_iter().filter(|instructions| instructions.available()).for_each(|set| check(network(), samples, set));
 }
 

@@ -7,6 +7,7 @@ mod devices;
 mod gradients;
 mod judging;
 mod model;
+mod scaler;
 pub(crate) mod summary;
 mod trained_network;
 

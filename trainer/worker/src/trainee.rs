@@ -84,6 +84,24 @@ pub trait Trainee {
     /// Gives up the step under way, if there is one. All its buckets were given back.
     fn abandon_step(&mut self);
 
+    /// Ends a step that changes no weight, because the summed gradients are not finite. All workers
+    /// do so alike, also one that computed no gradients.
+    fn skip_step(&mut self) {
+        self.abandon_step();
+    }
+
+    /// The factor by which the loss of the next step is multiplied. The gradients that are handed
+    /// over are so many times too large; the update divides them.
+    fn loss_scale(&self) -> f32 {
+        1.0
+    }
+
+    /// True if gradients that are not finite may be so because of that factor, and a skipped step
+    /// lowers it.
+    fn can_lower_loss_scale(&self) -> bool {
+        false
+    }
+
     /// Names the first layer or parameter that is not finite in the step under way, whose summed
     /// gradients or loss are not, for the message of the error. Gives the step up as well.
     fn first_not_finite(&mut self, step: Step) -> Option<String> {

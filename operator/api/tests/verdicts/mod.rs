@@ -127,6 +127,12 @@ const CASES: &[(&str, &str, Verdict)] = &[
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 1, globalBatchSize: 128}],", Taken),
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 0, globalBatchSize: 128}],", Refused),
     ("epochs: 1,", "epochs: 1, batchSizeSchedule: [{epoch: 1}],", Refused),
+    ("epochs: 1,", "epochs: 1, precision: bf16,", Taken),
+    ("epochs: 1,", "epochs: 1, precision: fp16,", Refused),
+    ("epochs: 1,", "epochs: 1, precision: f16, lossScale: {},", Taken),
+    ("epochs: 1,", "epochs: 1, precision: f16, lossScale: {constant: 128},", Taken),
+    ("epochs: 1,", "epochs: 1, precision: f16, lossScale: {constant: 0.5},", Refused),
+    ("epochs: 1,", "epochs: 1, lossScale: {constant: 128},", Refused),
     ("epochs: 1,", "epochs: 1, onNonFinite: skip,", Taken),
     ("epochs: 1,", "epochs: 1, onNonFinite: ignore,", Refused),
     (

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
 
 pub(crate) mod exponential;
+pub(crate) mod narrow;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod simd;
@@ -18,12 +19,16 @@ pub enum Instructions {
     Avx2,
     /// AVX-512F: vectors of 16.
     Avx512,
+    /// AVX-512F, and products of bf16 by pairs. Such a product and its sum are rounded otherwise
+    /// than in f32, and take subnormal numbers for zero. All else has the bits of
+    /// [`Instructions::Avx512`].
+    Avx512Bf16,
 }
 
 impl Instructions {
     /// The widest set that this core has.
     pub fn detect() -> Instructions {
-        let widest_first = [Instructions::Avx512, Instructions::Avx2];
+        let widest_first = [Instructions::Avx512Bf16, Instructions::Avx512, Instructions::Avx2];
         widest_first.into_iter().find(|instructions| instructions.available()).unwrap_or(Instructions::Baseline)
     }
 
@@ -35,8 +40,13 @@ impl Instructions {
             Instructions::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512 => Instructions::Avx2.available() && is_x86_feature_detected!("avx512f"),
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512Bf16 => {
+                let further = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+                Instructions::Avx512.available() && further && is_x86_feature_detected!("avx512bf16")
+            }
             #[cfg(not(target_arch = "x86_64"))]
-            Instructions::Avx2 | Instructions::Avx512 => false,
+            Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => false,
         }
     }
 }
@@ -58,9 +68,9 @@ impl Instructions {
             Instructions::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { run_avx512(kernel) },
+            Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { run_avx512(kernel) },
             #[cfg(not(target_arch = "x86_64"))]
-            Instructions::Avx2 | Instructions::Avx512 => kernel.run(),
+            Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => kernel.run(),
         }
     }
 }
@@ -110,9 +120,11 @@ macro_rules! vectorised {
                 $crate::kernels::Instructions::Avx2 => unsafe { avx2($($argument),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::Instructions::Avx512 => unsafe { avx512($($argument),*) },
+                $crate::kernels::Instructions::Avx512 | $crate::kernels::Instructions::Avx512Bf16 => unsafe {
+                    avx512($($argument),*)
+                },
                 #[cfg(not(target_arch = "x86_64"))]
-                $crate::kernels::Instructions::Avx2 | $crate::kernels::Instructions::Avx512 => plain($($argument),*),
+                _ => plain($($argument),*),
             }
         }
     };

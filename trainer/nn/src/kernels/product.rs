@@ -105,10 +105,10 @@ pub(crate) fn multiply(instructions: Instructions, product: Product<'_>) {
         Instructions::Avx2 => unsafe { multiply_avx2(product) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Instructions::Avx512 => unsafe { multiply_avx512(product) },
+        Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { multiply_avx512(product) },
         #[cfg(not(target_arch = "x86_64"))]
         // SAFETY: as above.
-        Instructions::Avx2 | Instructions::Avx512 => unsafe { run::<Plain, 2, 6>(product) },
+        Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { run::<Plain, 2, 6>(product) },
     }
 }
 

@@ -15,6 +15,13 @@ pub(crate) trait Simd: Copy {
     /// `self · factor + addend`, rounded once if the instruction set can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
+    /// One step of a long sum of products: `self · factor + addend`. A vector whose lanes are pairs
+    /// of bf16 adds both products of a pair.
+    #[inline(always)]
+    unsafe fn dot(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { self.mul_add(factor, addend) }
+    }
     /// `yes` where `self > other`, else `no`.
     unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self;
     /// `max(0, x)`, where a value that is not a number stays one.
@@ -99,7 +106,7 @@ impl Simd for Plain {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block here is one intrinsic under the trait's contract")]
@@ -235,6 +242,75 @@ mod x86 {
         #[inline(always)]
         unsafe fn prefetch_to_write(address: *const f32) {
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
+        }
+    }
+
+    /// Sixteen lanes of AVX-512F. In [`Simd::dot`] each lane of the factors is a pair of bf16.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512Bf16(Avx512);
+
+    impl Simd for Avx512Bf16 {
+        const LANES: usize = Avx512::LANES;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            Avx512Bf16(unsafe { Avx512::load(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { self.0.store(to) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            Avx512Bf16(unsafe { Avx512::splat(value) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Avx512Bf16(unsafe { self.0.mul_add(factor.0, addend.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            Avx512Bf16(unsafe { self.0.add(other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn dot(self, factor: Self, addend: Self) -> Self {
+            let pairs = |values: Avx512| unsafe { std::mem::transmute::<__m512, __m512bh>(values.0) };
+            Avx512Bf16(Avx512(unsafe { _mm512_dpbf16_ps(addend.0.0, pairs(self.0), pairs(factor.0)) }))
+        }
+
+        #[inline(always)]
+        unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self {
+            Avx512Bf16(unsafe { self.0.if_greater(other.0, yes.0, no.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn relu(self) -> Self {
+            Avx512Bf16(unsafe { self.0.relu() })
+        }
+
+        #[inline(always)]
+        unsafe fn where_equal(self, code: Self, wanted: Self) -> Self {
+            Avx512Bf16(unsafe { self.0.where_equal(code.0, wanted.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe { self.0.sum() }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            unsafe { Avx512::prefetch(address) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_to_write(address: *const f32) {
+            unsafe { Avx512::prefetch_to_write(address) }
         }
     }
 }

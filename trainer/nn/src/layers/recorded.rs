@@ -54,7 +54,13 @@ impl Case {
         graph.add("beside", Linear::new(1), &[beside]).expect("features");
         let network = graph.build().expect("a network");
         let sgd = Optimizer::Sgd(Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false });
-        let options = Options { slots: 1, max_micro_batch: 2, fuse: true, keep_all: true };
+        let options = Options {
+            slots: 1,
+            max_micro_batch: 2,
+            fuse: true,
+            keep_all: true,
+            precision: crate::precision::Precision::F32,
+        };
         let buckets = network.table().ready_order();
         let cpu = Cpu::with_instructions(instructions);
         let mut replica = Replica::with_options(cpu, network, sgd, buckets, options).expect("ranges tile the arena");
@@ -122,7 +128,7 @@ impl Case {
 fn outputs_and_gradients_are_those_of_pytorch_on_every_instruction_set() {
     let cases: Vec<Case> = serde_json::from_str(RECORDED).expect("what the script wrote");
     assert!(cases.len() >= 27, "{} cases", cases.len());
-    let all = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
+    let all = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512, Instructions::Avx512Bf16];
     for instructions in all.into_iter().filter(|instructions| instructions.available()) {
         cases.iter().for_each(|case| case.check(instructions));
     }

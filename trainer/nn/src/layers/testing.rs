@@ -10,6 +10,7 @@ use crate::{
     layers::Linear,
     optimizers::{Optimizer, Sgd},
     planner::Options,
+    precision::Precision,
     replica::Replica,
     shape::Shape,
 };
@@ -22,6 +23,8 @@ const GROUPS: [u32; 2] = [2, 5];
 const STEP: f32 = 1.0 / 128.0;
 /// Allowed error relative to the largest gradient of the same value or parameter.
 const TOLERANCE: f64 = 2e-3;
+/// Units in the last place by which 16 bits may differ from f32, in the norm of a tensor.
+const UNITS: f64 = 8.0;
 /// Values with more elements are checked at that many places.
 const PLACES: usize = 24;
 
@@ -29,6 +32,7 @@ const PLACES: usize = 24;
 pub(super) fn check(shapes: &[Shape], build: impl Fn(&mut Graph, &[Value]) -> Result<Value, Error>) {
     let (network, output) = network(shapes, MeanSquaredError, &build);
     let targets = targets(SAMPLES * output.elements());
+    check_precisions(&network, &Values::F32(&targets));
     Check::new(network, true).run(&Values::F32(&targets));
 }
 
@@ -81,7 +85,45 @@ pub(super) fn check_loss(shape: Shape, loss: impl Into<Loss>) {
     let (network, _) = network(&[shape], loss, &|_, x| Ok(x[0]));
     let labels: Vec<u32> = (0..SAMPLES * target.elements()).map(|index| (index * 7 % shape.channels) as u32).collect();
     let targets = targets(SAMPLES * target.elements());
-    Check::new(network, true).run(&if dtype == DType::F32 { Values::F32(&targets) } else { Values::U32(&labels) });
+    let targets = if dtype == DType::F32 { Values::F32(&targets) } else { Values::U32(&labels) };
+    check_precisions(&network, &targets);
+    Check::new(network, true).run(&targets);
+}
+
+/// Checks that a step in 16 bits has the output and the gradients of one in f32, as far as the
+/// format allows: an error of each stored value adds to those before, so a few units in the last
+/// place of the whole tensor's norm.
+fn check_precisions(network: &Network, targets: &Values<'_>) {
+    let tensors = |precision: Precision| {
+        let mut check = Check::in_precision(network.clone(), true, precision);
+        // Equal inputs in all formats: else a maximum would come from another place.
+        check.inputs.iter_mut().flatten().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
+        check.step(targets);
+        let mut output = vec![0.0; SAMPLES * check.replica.network().shape(network.output()).elements()];
+        check.replica.device.download(&check.replica.plan.output.clone(), &mut output);
+        let mut found = vec![("output".to_owned(), output)];
+        for input in 0..check.inputs.len() - 1 {
+            found.push((format!("gradient of input {input}"), check.input_gradient(input)));
+        }
+        let trained: Vec<_> = check.replica.table.parameters().iter().filter(|one| one.role.is_trained()).collect();
+        for parameter in trained.into_iter().cloned().collect::<Vec<_>>() {
+            let mut gradient = vec![0.0; parameter.range.len()];
+            check.replica.device.read(check.replica.plan.gradients.region(parameter.range), &mut gradient);
+            found.push((format!("gradient of {}", parameter.name), gradient));
+        }
+        found
+    };
+    let expected = tensors(Precision::F32);
+    for (precision, unit) in [(Precision::Bf16, 2f64.powi(-8)), (Precision::F16, 2f64.powi(-11))] {
+        for ((name, found), (_, expected)) in tensors(precision).into_iter().zip(&expected) {
+            let norm =
+                |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
+            let difference = norm(&mut found.iter().zip(expected).map(|(found, expected)| found - expected)).sqrt();
+            let size = norm(&mut expected.iter().copied()).sqrt();
+            let allowed = UNITS * unit * size + 1e-6;
+            assert!(difference <= allowed, "{precision:?}: {name} differs by {difference}, norm {size}");
+        }
+    }
 }
 
 /// The mean over the samples of a loss of predictions `z`, and its gradient.
@@ -94,7 +136,7 @@ pub(super) fn mean_loss(
 ) -> (f64, Vec<f32>) {
     let samples = z.len() / shape.elements();
     let (network, _) = network(&[shape], loss, &|_, x| Ok(x[0]));
-    let mut replica = replica(network, samples, true);
+    let mut replica = replica(network, samples, true, Precision::F32);
     let (beside, targets) = (vec![0.0; samples], [Values::U32(labels)]);
     let inputs = [Values::F32(z), Values::F32(&beside)];
     let batch = Batch { importance, ..Batch::new(&inputs, &targets, samples) };
@@ -115,7 +157,7 @@ pub(super) fn outputs(
 ) -> Vec<f32> {
     let (network, output) = network(shapes, MeanSquaredError, &build);
     let samples = inputs[0].len() / shapes[0].elements();
-    let mut replica = replica(network, samples, true);
+    let mut replica = replica(network, samples, true, Precision::F32);
     let targets = vec![0.0; samples * output.elements()];
     let inputs: Vec<Values<'_>> =
         inputs.iter().map(|values| Values::F32(values)).chain([Values::F32(&[0.0; 5][..samples])]).collect();
@@ -142,10 +184,10 @@ fn network(shapes: &[Shape], loss: impl Into<Loss>, build: &Building<'_>) -> (Ne
     (graph.build().expect("a network"), shape)
 }
 
-fn replica(network: Network, samples: usize, fuse: bool) -> Replica<Cpu> {
+fn replica(network: Network, samples: usize, fuse: bool, precision: Precision) -> Replica<Cpu> {
     let sgd = Optimizer::Sgd(Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false });
     let buckets = network.table().ready_order();
-    let options = Options { slots: 1, max_micro_batch: samples, fuse, keep_all: true };
+    let options = Options { slots: 1, max_micro_batch: samples, fuse, keep_all: true, precision };
     let mut replica = Replica::with_options(Cpu::new(), network, sgd, buckets, options).expect("ranges tile the arena");
     replica.initialise(5);
     replica
@@ -158,8 +200,12 @@ struct Check {
 
 impl Check {
     fn new(network: Network, fuse: bool) -> Check {
+        Check::in_precision(network, fuse, Precision::F32)
+    }
+
+    fn in_precision(network: Network, fuse: bool, precision: Precision) -> Check {
         let elements: Vec<usize> = network.inputs().iter().map(|input| network.shape(*input).elements()).collect();
-        let mut replica = replica(network, SAMPLES, fuse);
+        let mut replica = replica(network, SAMPLES, fuse, precision);
         // Scales of norms that are not all the same.
         let mut weights = replica.weights();
         for tensor in weights.iter_mut().filter(|tensor| tensor.shape.len() == 1) {

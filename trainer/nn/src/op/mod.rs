@@ -26,6 +26,8 @@ pub struct MicroBatch {
     pub scale: f32,
     /// The losses of labels that count by their class are multiplied by this.
     pub importance: f32,
+    /// The loss counts so many times in the gradients, until the update divides by it.
+    pub loss_scale: f32,
     /// True if it is the step's first.
     pub is_first: bool,
     /// The number of the step.
@@ -36,8 +38,21 @@ pub struct MicroBatch {
 
 impl MicroBatch {
     /// For operations that look at no sample.
-    pub const NONE: MicroBatch =
-        MicroBatch { samples: 0, groups: 0, scale: 0.0, importance: 1.0, is_first: true, step: 0, seed: 0 };
+    pub const NONE: MicroBatch = MicroBatch {
+        samples: 0,
+        groups: 0,
+        scale: 0.0,
+        importance: 1.0,
+        loss_scale: 1.0,
+        is_first: true,
+        step: 0,
+        seed: 0,
+    };
+
+    /// The gradient of each sample's loss counts so much.
+    pub fn gradient_scale(&self) -> f32 {
+        self.scale * self.loss_scale
+    }
 }
 
 /// When a gradient is added to what is there.
@@ -175,6 +190,8 @@ pub enum Op {
     WriteLoss(Tally, Region),
     /// Sets a region to zero.
     Zero(Region),
+    /// Weights rounded to another type.
+    Cast(Cast),
     /// One update of all parameters.
     Update(Update),
     /// The L2 norm of each of several ranges.
@@ -248,6 +265,7 @@ impl Op {
             Op::ClearTally(tally) => tell(Written::Tally(*tally)),
             Op::WriteLoss(_, into) => region(*into),
             Op::Zero(into) => region(*into),
+            Op::Cast(op) => op.ranges.iter().for_each(|range| region(op.into.region(range.clone()))),
             Op::Update(op) => {
                 let of = |memory: Memory| op.ranges.iter().map(move |updated| memory.region(updated.range.clone()));
                 std::iter::once(op.weights).chain(op.slots.iter().copied()).flat_map(of).for_each(region);

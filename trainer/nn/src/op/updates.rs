@@ -25,10 +25,23 @@ pub struct Update {
     /// The longest norm that the gradients of all ranges may have together: longer ones are scaled
     /// down to it.
     pub clip_norm: Option<f32>,
+    /// The gradients are those of a loss that counts so many times.
+    pub loss_scale: f32,
     /// The learning rate.
     pub rate: f32,
     /// The number of the step, from 1.
     pub step: u64,
+}
+
+/// See [`super::Op::Cast`].
+#[derive(Debug, Clone)]
+pub struct Cast {
+    /// The masters, in f32.
+    pub from: Memory,
+    /// The copy, in another type, with each element at the same place.
+    pub into: Memory,
+    /// The elements.
+    pub ranges: Arc<[Range<usize>]>,
 }
 
 /// One parameter's range.

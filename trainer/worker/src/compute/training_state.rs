@@ -240,14 +240,26 @@ impl TrainingState {
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
         if all_finite(gradients) {
             self.trainee.repeat_step(gradients, self.step + 1, self.recipe.rate(self.step + 1));
+        } else {
+            self.trainee.skip_step();
         }
         self.step += 1;
     }
 
     /// Ends the next step, which changes no weight. The step is then done.
     pub(crate) fn leave_out(&mut self) {
-        self.trainee.abandon_step();
+        self.trainee.skip_step();
         self.step += 1;
+    }
+
+    /// Returns the factor of the loss in the next step.
+    pub(crate) fn loss_scale(&self) -> f32 {
+        self.trainee.loss_scale()
+    }
+
+    /// Returns true if a step that is left out lowers that factor.
+    pub(crate) fn can_lower_loss_scale(&self) -> bool {
+        self.trainee.can_lower_loss_scale()
     }
 
     /// Names what is not finite first in the step under way, and abandons that step.

@@ -72,6 +72,11 @@ impl Devices {
         self.devices.iter_mut().for_each(|device| device.replica().own_gradient_memory(usize::from(tell)));
     }
 
+    /// Multiplies the loss of the next step by `scale`.
+    pub(crate) fn scale_loss(&mut self, scale: f32) {
+        self.devices.iter_mut().for_each(|device| device.replica().scale_loss(scale));
+    }
+
     /// Abandons the step under way. Nothing of it may be lent out any more.
     pub(crate) fn abandon_step(&mut self) {
         self.announced.iter().for_each(Announced::clear);

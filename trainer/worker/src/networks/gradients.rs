@@ -138,14 +138,14 @@ mod tests {
     use std::sync::Arc;
 
     use lockstep_data::{Augment, Batches, Order, Samples, glyphs, segmentation};
-    use lockstep_nn::{Network, Optimizer, Shape, layers::SoftmaxCrossEntropy, models, optimizers::Sgd};
+    use lockstep_nn::{Network, Optimizer, Precision, Shape, layers::SoftmaxCrossEntropy, models, optimizers::Sgd};
 
     use super::*;
 
     /// Returns the gradients and the batch's statistics of a step, summed over so many ranks.
-    fn summed(world: u32, micro_batch: usize) -> Vec<f32> {
+    fn summed(world: u32, micro_batch: usize, precision: Precision) -> Vec<f32> {
         let network = models::resnet20(Shape::image(1, 28, 28), 10).expect("a network");
-        summed_of(network, glyphs::draw(150, 7, 0.1).train, 128, world, micro_batch).0
+        summed_of(network, glyphs::draw(150, 7, 0.1).train, 128, (world, micro_batch), precision).0
     }
 
     /// Returns the same for a network on samples, and the sum of the losses.
@@ -153,12 +153,13 @@ mod tests {
         network: Network,
         samples: Samples,
         global_batch: u64,
-        world: u32,
-        micro_batch: usize,
+        (world, micro_batch): (u32, usize),
+        precision: Precision,
     ) -> (Vec<f32>, f64) {
         let sgd = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false });
         let buckets = network.table().ready_order();
-        let mut replica = Replica::new(Cpu::new(), network, sgd, micro_batch, buckets).expect("ranges that tile it");
+        let mut replica = Replica::with_precision(Cpu::new(), network, sgd, micro_batch, buckets, precision)
+            .expect("ranges that tile it");
         replica.initialise(7);
         let samples = Arc::new(samples);
         let (mut sum, mut loss) = (vec![0.0; replica.table().elements()], 0.0);
@@ -193,7 +194,7 @@ mod tests {
         let samples = segmentation::draw(12, 3, 0.0).train.weighted(class_weights.clone()).augmented(augment);
         let loss = SoftmaxCrossEntropy { class_weights, ignored: Some(255), ..SoftmaxCrossEntropy::default() };
         let network = models::unet_of(Shape::image(16, 64, 64), 4, 2, loss).expect("a network");
-        summed_of(network, samples, 10, world, micro_batch)
+        summed_of(network, samples, 10, (world, micro_batch), Precision::F32)
     }
 
     #[test]
@@ -208,14 +209,29 @@ mod tests {
         }
     }
 
+    /// The furthest that a gradient is from that of one rank, relative to the largest.
+    fn furthest(precision: Precision, world: u32, micro_batch: usize) -> f32 {
+        let alone = summed(1, 128, precision);
+        let largest = alone.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        let other = summed(world, micro_batch, precision);
+        alone.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max) / largest
+    }
+
     #[test]
     fn any_number_of_ranks_forms_the_gradients_of_one_batch_norms_included() {
-        let alone = summed(1, 128);
-        let largest = alone.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         for (world, micro_batch) in [(1, 50), (2, 128), (3, 20)] {
-            let differences = alone.iter().zip(summed(world, micro_batch)).map(|(one, other)| (one - other).abs());
-            let furthest = differences.fold(0.0, f32::max);
-            assert!(furthest <= 1e-5 * largest, "{world} ranks: {furthest} of {largest}");
+            let furthest = furthest(Precision::F32, world, micro_batch);
+            assert!(furthest <= 1e-5, "{world} ranks: {furthest}");
+        }
+    }
+
+    /// Each value is rounded on the rank that computes it, so only the sums of statistics and of
+    /// gradients differ, which are added in f32.
+    #[test]
+    fn any_number_of_ranks_forms_the_gradients_of_one_batch_in_bf16_too() {
+        for (world, micro_batch) in [(2, 128), (3, 20)] {
+            let furthest = furthest(Precision::Bf16, world, micro_batch);
+            assert!(furthest <= 1e-4, "{world} ranks: {furthest}");
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The network that a workload names.
 
 use lockstep_data::Dataset;
-use lockstep_launch::{ModelName, ModelSpec, Workload};
-use lockstep_nn::{Description, LayerSpec, LossSpec, Network, Role, Shape, layers::SoftmaxCrossEntropy, models};
+use lockstep_launch::{self as spec, ModelName, ModelSpec, Training, Workload};
+use lockstep_nn::{
+    Description, LayerSpec, LossSpec, Network, Precision, Role, Shape, layers::SoftmaxCrossEntropy, models,
+};
 
 use super::dataset::NOT_BROUGHT;
 use crate::failure::Failure;
@@ -37,6 +39,15 @@ pub(crate) fn network(workload: &Workload, dataset: &Dataset) -> Result<Network,
         network.set_loss(loss).map_err(Failure::fatal)?;
     }
     Ok(network)
+}
+
+/// Returns the precision of a training.
+pub(crate) const fn precision(training: &Training) -> Precision {
+    match training.precision {
+        spec::Precision::F32 => Precision::F32,
+        spec::Precision::Bf16 => Precision::Bf16,
+        spec::Precision::F16 => Precision::F16,
+    }
 }
 
 /// Returns the network of a model for samples of this shape. The error names the field.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lockstep_launch::{DatasetFormat, ModelSpec, Training, Workload};
+use lockstep_launch::{self as spec, DatasetFormat, ModelSpec, Training, Workload};
 use lockstep_nn::{Network, Summary, models};
 use serde::Serialize;
 
@@ -40,7 +40,10 @@ struct Report {
     parameters: usize,
     /// Multiply-accumulates of one sample's forward pass.
     macs: usize,
+    precision: spec::Precision,
     weight_bytes: usize,
+    /// The weights that products read, if they do not read the others.
+    copied_weight_bytes: usize,
     optimizer_bytes: usize,
     /// The samples of a micro-batch.
     batch: usize,
@@ -107,17 +110,19 @@ fn of_workload(workload: &str) -> Result<Report, Failure> {
 fn report(model: String, network: &Network, training: &Training) -> Report {
     let summary = network.summary();
     let UpdateRule { optimizer, .. } = UpdateRule::new(training, model::has_norms(network));
-    let batch = micro_batch(training);
+    let (batch, precision) = (micro_batch(training), model::precision(training));
     Report {
         model,
         input: network.input(),
         classes: network.classes(),
         parameters: summary.parameters(),
         macs: summary.macs(),
+        precision: training.precision,
         weight_bytes: summary.weight_bytes(),
+        copied_weight_bytes: precision.copy_bytes(summary.weight_bytes()),
         optimizer_bytes: summary.optimizer_bytes(&optimizer),
         batch,
-        activation_bytes: summary.activation_bytes(batch),
+        activation_bytes: precision.bytes_of(summary.activation_bytes(batch)),
         published_parameters: None,
         published_macs: None,
         layers: summary,
@@ -128,8 +133,13 @@ fn in_words(report: &Report) -> String {
     let Report { model, input, classes, layers, batch, .. } = report;
     let mut text = format!("{model} on {input} in {classes} classes\n{layers}\n");
     text += "A MAC is one multiplication with one addition, in the forward pass of one sample.\n";
+    let format = report.precision.as_str();
+    let copy = match report.copied_weight_bytes {
+        0 => String::new(),
+        bytes => format!(", their copy in {format} {bytes}"),
+    };
     text += &format!(
-        "Bytes: weights {}, gradients {}, optimizer {}, outputs of {batch} samples {}",
+        "Bytes: weights {}{copy}, gradients {}, optimizer {}, outputs of {batch} samples in {format} {}",
         report.weight_bytes, report.weight_bytes, report.optimizer_bytes, report.activation_bytes
     );
     if let (Some(parameters), Some(macs)) = (report.published_parameters, report.published_macs) {
@@ -169,5 +179,18 @@ mod tests {
         let report = of_workload(&workload.to_string()).expect("a workload");
         assert_eq!(report.parameters, 784 * 16 + 16 + 16 * 10 + 10);
         assert_eq!(report.optimizer_bytes, 2 * report.weight_bytes);
+    }
+
+    #[test]
+    fn outputs_in_bf16_take_half_the_bytes_and_weights_have_a_copy() {
+        let report = |precision: &str| {
+            let training = serde_json::from_value(serde_json::json!({"precision": precision})).expect("a training");
+            let model = models::named("lenet5").expect("a model");
+            report("lenet5".to_owned(), &(model.build)(model.input, model.classes).expect("a network"), &training)
+        };
+        let (whole, half) = (report("f32"), report("bf16"));
+        assert_eq!(whole.activation_bytes, 2 * half.activation_bytes);
+        assert_eq!((whole.copied_weight_bytes, half.copied_weight_bytes), (0, whole.weight_bytes / 2));
+        assert!(in_words(&half).contains("their copy in bf16"), "{}", in_words(&half));
     }
 }

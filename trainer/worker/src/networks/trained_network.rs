@@ -13,6 +13,7 @@ use super::{
     gradients,
     judging::judge,
     model,
+    scaler::{self, Scaler},
 };
 use crate::{
     compute::{
@@ -28,6 +29,7 @@ use crate::{
 struct TrainedNetwork {
     first: Replica<Cpu>,
     further: Devices,
+    scaler: Scaler,
     train: Arc<Samples>,
     held_out: Samples,
     fingerprint: [u8; 32],
@@ -55,13 +57,14 @@ pub(crate) fn open(launch: &Launch, workload: &Workload) -> Result<Box<dyn Train
 fn needs(workload: &Workload, rule: &UpdateRule, network: &Network, dataset: &Dataset) -> Needs {
     let summary = network.summary();
     let devices = u64::from(workload.devices_per_worker);
-    let weights = summary.weight_bytes() as u64 * devices;
-    let outputs = summary.activation_bytes(1);
+    let precision = model::precision(&workload.training);
+    let masters = summary.weight_bytes() as u64 * devices;
+    let outputs = precision.bytes_of(summary.activation_bytes(1));
     // Each output has a gradient of the same size.
-    let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
+    let a_sample = (precision.bytes_of(network.input().elements() * size_of::<f32>()) + 2 * outputs) as u64;
     Needs {
-        weights,
-        gradients: weights,
+        weights: masters + precision.copy_bytes(summary.weight_bytes()) as u64 * devices,
+        gradients: masters,
         optimizer: summary.optimizer_bytes(&rule.optimizer) as u64 * devices,
         activations: a_sample * micro_batch(&workload.training) as u64 * devices,
         samples: dataset.train.memory_bytes() + dataset.evaluation.memory_bytes(),
@@ -71,10 +74,11 @@ fn needs(workload: &Workload, rule: &UpdateRule, network: &Network, dataset: &Da
 impl TrainedNetwork {
     fn new(workload: &Workload, rule: UpdateRule, network: &Network, dataset: Dataset) -> Result<Self, Failure> {
         let UpdateRule { optimizer, clip_norm } = rule;
-        let micro_batch = micro_batch(&workload.training);
+        let (micro_batch, precision) = (micro_batch(&workload.training), model::precision(&workload.training));
         let make = || {
             let ready_order = network.table().ready_order();
-            let mut replica = Replica::new(Cpu::new(), network.clone(), optimizer, micro_batch, ready_order)
+            let (cpu, network) = (Cpu::new(), network.clone());
+            let mut replica = Replica::with_precision(cpu, network, optimizer, micro_batch, ready_order, precision)
                 .map_err(Failure::fatal)?;
             replica.clip_gradients(clip_norm);
             Ok(replica)
@@ -87,6 +91,7 @@ impl TrainedNetwork {
         Ok(Self {
             first: make()?,
             further: Devices::new(further as usize, make)?,
+            scaler: Scaler::new(&workload.training),
             train: Arc::new(train),
             held_out,
             fingerprint,
@@ -167,12 +172,14 @@ impl Trainee for TrainedNetwork {
         work: &Arc<ActivityMonitor>,
         announce: &mut dyn FnMut(usize, Box<dyn Bucket>),
     ) -> Duration {
-        let Self { first, further, loaders, shares, .. } = self;
+        let Self { first, further, scaler, loaders, shares, .. } = self;
         let Some(Shares { seed, seats, .. }) = shares else { panic!("step {} was not expected", step.index) };
         for loader in &mut *loaders {
             let next = loader.next_step().map(|share| share.step);
             assert_eq!(next, Some(step), "the steps of a group follow each other");
         }
+        first.scale_loss(scaler.factor());
+        further.scale_loss(scaler.factor());
         match &seats[..] {
             [seat] if seat.is_aligned() => {
                 let announce =
@@ -192,6 +199,7 @@ impl Trainee for TrainedNetwork {
 
     fn update(&mut self, step: u64, rate: f32) -> Trained {
         let loss = self.further.update(&mut self.first, step, rate).loss_sum;
+        self.scaler.did_step();
         let mut taken = Tally::default();
         self.loaders.iter().for_each(|loader| taken += loader.taken());
         Trained { loss, taken }
@@ -199,14 +207,29 @@ impl Trainee for TrainedNetwork {
 
     /// Only the first device does it: the others copy its state in [`Trainee::expect`].
     fn repeat_step(&mut self, gradients: &[f32], step: u64, rate: f32) {
+        self.first.scale_loss(self.scaler.factor());
         self.first.take_gradients(gradients);
         self.first.update(step, rate);
         self.first.finish_step();
+        self.scaler.did_step();
     }
 
     fn abandon_step(&mut self) {
         self.first.abandon_step();
         self.further.abandon_step();
+    }
+
+    fn skip_step(&mut self) {
+        self.abandon_step();
+        self.scaler.skipped_step();
+    }
+
+    fn loss_scale(&self) -> f32 {
+        self.scaler.factor()
+    }
+
+    fn can_lower_loss_scale(&self) -> bool {
+        self.scaler.can_fall()
     }
 
     /// An output for the samples of the first device; else the first gradient in the order of
@@ -223,6 +246,7 @@ impl Trainee for TrainedNetwork {
 
     fn initialise(&mut self, seed: u64) {
         self.first.initialise(seed);
+        self.scaler.clear();
     }
 
     fn tensors(&self) -> Vec<StateRange> {
@@ -232,30 +256,44 @@ impl Trainee for TrainedNetwork {
             elements: range,
             is_slot: slot.is_some(),
         };
-        self.first.entries().into_iter().map(range).collect()
+        let scale = self.scaler.tensor(self.first.state_elements());
+        self.first.entries().into_iter().map(range).chain([scale]).collect()
     }
 
     fn state_elements(&self) -> usize {
-        self.first.state_elements()
+        self.first.state_elements() + scaler::ELEMENTS
     }
 
     fn copy_state(&mut self, elements: Range<usize>, into: &mut [f32]) {
-        self.first.copy_state(elements, into);
+        let behind = self.first.state_elements();
+        let (replica, scale) = into.split_at_mut(behind.clamp(elements.start, elements.end) - elements.start);
+        self.first.copy_state(elements.start.min(behind)..elements.end.min(behind), replica);
+        let part = elements.start.max(behind) - behind..elements.end.max(behind) - behind;
+        scale.copy_from_slice(&self.scaler.values()[part]);
     }
 
     fn write_state(&mut self, state: &[f32]) {
-        self.first.write_state(state);
+        let (replica, scale) = state.split_at(self.first.state_elements());
+        self.first.write_state(replica);
+        self.scaler.write(scale);
     }
 
     fn tensor_memory(&mut self, tensors: &[(&str, &[usize])]) -> Result<Vec<Lent>, String> {
-        let views = self.first.state_views(tensors.iter().copied()).map_err(|error| error.to_string())?;
-        Ok(views.into_iter().map(Lent::new).collect())
+        let Self { first, scaler, .. } = self;
+        let of_replica = tensors.iter().copied().filter(|(name, shape)| !scaler.is_tensor(name, shape));
+        let mut views = first.state_views(of_replica).map_err(|error| error.to_string())?.into_iter();
+        scaler.clear();
+        let lend = |(name, shape): &(&str, &[usize])| match scaler.is_tensor(name, shape) {
+            true => Some(scaler.memory()),
+            false => views.next().map(Lent::new),
+        };
+        Ok(tensors.iter().filter_map(lend).collect())
     }
 
     fn window_checksum(&mut self, turn: u64) -> Result<u32, Failure> {
         let checksum = self.first.window_checksum(turn);
         match self.further.other_than(checksum, turn) {
-            None => Ok(checksum),
+            None => Ok(self.scaler.checksum_with(checksum)),
             Some(device) => Err(Failure::diverged(format_args!(
                 "after step {turn} device {device} of a worker does not hold the weights of its device 0"
             ))),
@@ -263,6 +301,7 @@ impl Trainee for TrainedNetwork {
     }
 
     fn checksum(&mut self) -> u32 {
-        self.first.checksum()
+        let checksum = self.first.checksum();
+        self.scaler.checksum_with(checksum)
     }
 }

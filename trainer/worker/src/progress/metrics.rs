@@ -77,6 +77,7 @@ pub(crate) struct Metrics {
     loss: GaugeVec,
     accuracy: GaugeVec,
     pub learning_rate: Gauge,
+    pub loss_scale: Gauge,
     pub gradient_norm: Gauge,
     pub gradient_noise_scale: Gauge,
     throughput: Gauge,
@@ -164,6 +165,7 @@ impl Metrics {
                 )?,
             )?,
             learning_rate: own_gauge("learning_rate", "Learning rate of the newest step.")?,
+            loss_scale: own_gauge("loss_scale", "Factor of the loss in the next step; 1 if it is not scaled.")?,
             gradient_norm: gauge("gradient_norm", "L2 norm of the summed gradients, in one step of eight.")?,
             gradient_noise_scale: gauge(
                 "gradient_noise_scale",

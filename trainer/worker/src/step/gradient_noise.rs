@@ -19,15 +19,18 @@ pub(crate) struct GradientNoise {
     /// The squared norm of the summed gradients of the newest step, if it is measured.
     summed: Option<f64>,
     average: NoiseAverage,
+    /// The factor of the loss in the newest step, which all of its gradients have.
+    loss_scale: f64,
 }
 
 impl GradientNoise {
     pub(crate) fn new(sees_own: bool) -> Self {
-        Self { sees_own, own: None, summed: None, average: NoiseAverage::default() }
+        Self { sees_own, own: None, summed: None, average: NoiseAverage::default(), loss_scale: 1.0 }
     }
 
-    /// Begins step number `step`, counted from 0.
-    pub(crate) fn begin(&mut self, step: u64) {
+    /// Begins step number `step`, counted from 0, whose loss is multiplied by `loss_scale`.
+    pub(crate) fn begin(&mut self, step: u64, loss_scale: f32) {
+        self.loss_scale = loss_scale.into();
         let begun = step.is_multiple_of(EVERY).then_some(0.0);
         (self.own, self.summed) = (begun.filter(|_| self.sees_own), begun);
     }
@@ -45,12 +48,13 @@ impl GradientNoise {
     /// Returns what this rank tells the others: the squared norm of the mean gradient over its
     /// share of the step's samples. 0 if it is not measured.
     pub(crate) fn told(&self, share: f64) -> f32 {
-        if share > 0.0 { (self.own.unwrap_or_default() / (share * share)) as f32 } else { 0.0 }
+        let length = share * self.loss_scale;
+        if share > 0.0 { (self.own.unwrap_or_default() / (length * length)) as f32 } else { 0.0 }
     }
 
     /// Returns the squared norm of the summed gradients of the newest step, if it is measured.
-    pub(crate) const fn summed(&self) -> Option<f64> {
-        self.summed
+    pub(crate) fn summed(&self) -> Option<f64> {
+        self.summed.map(|square| square / (self.loss_scale * self.loss_scale))
     }
 
     /// Takes a step of `samples` samples into the average and returns the noise scale, in samples.
@@ -90,7 +94,7 @@ mod tests {
 
     /// Two ranks with the gradients (3, 4) and (1, 0) over the samples of a step of four.
     fn told(noise: &mut GradientNoise, gradients: &[f32]) -> f64 {
-        noise.begin(0);
+        noise.begin(0, 1.0);
         gradients.iter().for_each(|gradient| noise.add_own(&[*gradient]));
         f64::from(noise.told(0.5))
     }
@@ -112,7 +116,7 @@ mod tests {
     #[test]
     fn steps_between_are_not_measured() {
         let mut noise = GradientNoise::new(true);
-        noise.begin(1);
+        noise.begin(1, 1.0);
         noise.add_own(&[1.0]);
         noise.add_summed(&[1.0]);
         assert_eq!((noise.told(0.5), noise.summed()), (0.0, None));

@@ -212,7 +212,7 @@ impl<'a> Rank<'a> {
         let share = self.seat.share(step.samples);
         let computing = Instant::now();
         self.begin_times(computing);
-        self.noise.begin(step.index);
+        self.noise.begin(step.index, self.state.loss_scale());
         let rides = self.uncommitted.as_ref().is_some_and(|uncommitted| uncommitted.rides);
         let carries = self.state.carries_numbers();
         let loading = self.backward(step, rides);
@@ -424,6 +424,7 @@ impl<'a> Rank<'a> {
         metrics.steps.inc();
         metrics.samples.inc_by(samples);
         metrics.step_duration.observe(seconds);
+        metrics.loss_scale.set(f64::from(self.state.loss_scale()));
         metrics.learning_rate.set(f64::from(self.state.recipe.rate(self.state.step)));
         metrics.spent(Phase::Compute, useful);
         metrics.spent(Phase::Data, data);

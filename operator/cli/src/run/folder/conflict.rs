@@ -18,7 +18,6 @@ pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
                 "globalBatchSize": workload.training.global_batch_size,
                 "batchSizeSchedule": workload.training.batch_size_schedule,
                 "optimizer": workload.training.optimizer.name(),
-                "precision": workload.training.precision,
             },
         }),
         // A benchmark leaves no checkpoint, so it may measure anything.

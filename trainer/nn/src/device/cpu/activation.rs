@@ -11,7 +11,7 @@ use crate::{
 
 pub(super) fn forward(cpu: &Cpu, operation: &Activate, batch: &MicroBatch) {
     let Activate { function, x, y } = operation;
-    let (x, mut y) = (cpu.read(*x, batch.samples), cpu.write(*y, batch.samples));
+    let (x, mut y) = (cpu.read(*x, batch.samples), cpu.write_all(*y, batch.samples, Accumulation::Replace));
     match function {
         Function::Relu => relu(cpu.instructions, &mut y, &x),
         Function::Gelu => gelu(cpu.instructions, &mut y, &x),
@@ -49,7 +49,8 @@ pub(super) fn backward(cpu: &Cpu, operation: &ActivateBackward, batch: &MicroBat
         Function::Gelu | Function::Silu => x,
     };
     let (known, dy) = (cpu.read(*known, batch.samples), cpu.read(*dy, batch.samples));
-    let (mut target, accumulation, instructions) = (cpu.write(dx.into, batch.samples), dx.now(batch), cpu.instructions);
+    let (mut target, accumulation, instructions) =
+        (cpu.write_all(dx.into, batch.samples, dx.now(batch)), dx.now(batch), cpu.instructions);
     match function {
         Function::Relu => relu_backward(instructions, &mut target, &known, &dy, accumulation),
         Function::Gelu => gelu_backward(instructions, &mut target, &known, &dy, accumulation),

@@ -46,7 +46,7 @@ pub(super) fn forward(cpu: &Cpu, operation: &BatchNorm, batch: &MicroBatch) {
     let (channels, wide) = (x.shape.channels, width(x.shape.channels));
     let (weight, bias) = (cpu.view::<f32>(*weight), cpu.view::<f32>(*bias));
     let (mut kept, mut scratch) = (cpu.lease::<f32>(*kept), cpu.scratch(scratch_elements(channels)));
-    let (values, mut target) = (cpu.read(*x, batch.samples), cpu.write(*y, batch.samples));
+    let (values, mut target) = (cpu.read(*x, batch.samples), cpu.write_all(*y, batch.samples, Accumulation::Replace));
     let ranges = groups(cpu, *ends, batch, x.shape.elements());
     for (range, kept) in ranges.zip(kept.chunks_exact_mut(2 * channels)) {
         let values = &values[range.clone()];
@@ -88,7 +88,7 @@ pub(super) fn forward_fixed(cpu: &Cpu, operation: &BatchNormFixed, batch: &Micro
     }
     repeat(a, channels);
     repeat(b, channels);
-    let (values, mut target) = (cpu.read(*x, batch.samples), cpu.write(*y, batch.samples));
+    let (values, mut target) = (cpu.read(*x, batch.samples), cpu.write_all(*y, batch.samples, Accumulation::Replace));
     scale(cpu.instructions, &mut target, &values, a, b, *relu);
 }
 
@@ -97,7 +97,7 @@ pub(super) fn backward(cpu: &Cpu, operation: &BatchNormBackward, batch: &MicroBa
     let (channels, wide) = (x.shape.channels, width(x.shape.channels));
     let (weights, biases, kept) = (cpu.view::<f32>(*weight), cpu.view::<f32>(*bias), cpu.view::<f32>(*kept));
     let (values, gradients) = (cpu.read(*x, batch.samples), cpu.read(*dy, batch.samples));
-    let mut target = dx.as_ref().map(|dx| cpu.write(dx.into, batch.samples));
+    let mut target = dx.as_ref().map(|dx| cpu.write_all(dx.into, batch.samples, dx.now(batch)));
     let accumulation = dx.as_ref().map_or(Accumulation::Replace, |dx| dx.now(batch));
     let mut scratch = cpu.scratch(scratch_elements(channels));
     let mut sums = Sums::new(cpu, operation, batch);

@@ -6,8 +6,12 @@ use std::sync::Arc;
 use super::{
     Cpu,
     conv::{self, Convolution as Kernel, Geometry},
+    staging::Reading,
 };
 use crate::{
+    arena::View,
+    dtype::DType,
+    memory::Tensor,
     op::{Convolution, ConvolutionInput, ConvolutionWeight, FoldedNorm, MicroBatch, Window},
     shape::Shape,
 };
@@ -72,7 +76,12 @@ pub(super) fn forward(cpu: &Cpu, plan: &Kernel, operation: &Convolution, batch: 
     let (packed, rest) = scratch.split_at_mut(plan.packed_forward_elements());
     let (factors, rest) = rest.split_at_mut(outputs);
     let (addends, workspace) = rest.split_at_mut(outputs);
-    plan.pack_forward(&cpu.view::<f32>(*weight), packed);
+    let in_pairs = plan.reads_pairs(cpu.instructions)[0] && is_bf16(x);
+    if in_pairs {
+        plan.pack_forward_pairs(&cpu.reading(*weight), packed);
+    } else {
+        plan.pack_forward(&cpu.reading(*weight), packed);
+    }
     let bias = bias.map(|bias| cpu.view::<f32>(bias));
     if let Some(norm) = norm {
         fold(cpu, norm, bias.as_deref(), factors, addends);
@@ -85,14 +94,41 @@ pub(super) fn forward(cpu: &Cpu, plan: &Kernel, operation: &Convolution, batch: 
         cpu.instructions,
         plan,
         conv::Forward {
-            input: &cpu.read(*x, batch.samples),
+            input: images(cpu, *x, batch, in_pairs).input(),
             weights: packed,
             finish,
             accumulation: y.now(batch),
-            output: &mut cpu.write(y.into, batch.samples),
+            output: &mut cpu.write_all(y.into, batch.samples, y.now(batch)),
             workspace,
         },
     );
+}
+
+fn is_bf16(tensor: &Tensor) -> bool {
+    tensor.region.memory.dtype == DType::Bf16
+}
+
+/// Images as a kernel reads them.
+enum Images {
+    F32(Reading),
+    Bf16(View<u16>),
+}
+
+impl Images {
+    fn input(&self) -> conv::Input<'_> {
+        match self {
+            Images::F32(values) => conv::Input::F32(values),
+            Images::Bf16(values) => conv::Input::Bf16(values),
+        }
+    }
+}
+
+fn images(cpu: &Cpu, tensor: Tensor, batch: &MicroBatch, in_pairs: bool) -> Images {
+    if in_pairs {
+        Images::Bf16(cpu.view(tensor.of(batch.samples)))
+    } else {
+        Images::F32(cpu.read(tensor, batch.samples))
+    }
 }
 
 /// `γ/√(σ² + ε)·(w ∗ x + b − μ) + β` as a factor and an addend for each channel.
@@ -108,12 +144,13 @@ fn fold(cpu: &Cpu, norm: &FoldedNorm, bias: Option<&[f32]>, factors: &mut [f32],
 pub(super) fn weight_gradient(cpu: &Cpu, plan: &Kernel, operation: &ConvolutionWeight, batch: &MicroBatch) {
     let ConvolutionWeight { x, dy, weight, bias, .. } = operation;
     let mut bias = bias.map(|bias| cpu.lease::<f32>(bias));
+    let in_pairs = plan.reads_pairs(cpu.instructions)[2] && is_bf16(x) && is_bf16(dy);
     conv::backward_weights(
         cpu.instructions,
         plan,
         conv::BackwardWeights {
-            input: &cpu.read(*x, batch.samples),
-            output_gradient: &cpu.read(*dy, batch.samples),
+            input: images(cpu, *x, batch, in_pairs).input(),
+            output_gradient: images(cpu, *dy, batch, in_pairs).input(),
             accumulation: weight.now(batch),
             weight_gradient: &mut cpu.lease::<f32>(weight.into),
             bias_gradient: bias.as_deref_mut(),
@@ -126,15 +163,20 @@ pub(super) fn input_gradient(cpu: &Cpu, plan: &Kernel, operation: &ConvolutionIn
     let ConvolutionInput { dy, weight, dx, .. } = operation;
     let mut scratch = cpu.scratch(plan.input_scratch());
     let (packed, workspace) = scratch.split_at_mut(plan.packed_backward_elements());
-    plan.pack_backward(&cpu.view::<f32>(*weight), packed);
+    let in_pairs = plan.reads_pairs(cpu.instructions)[1] && is_bf16(dy);
+    if in_pairs {
+        plan.pack_backward_pairs(&cpu.reading(*weight), packed);
+    } else {
+        plan.pack_backward(&cpu.reading(*weight), packed);
+    }
     conv::backward_input(
         cpu.instructions,
         plan,
         conv::BackwardInput {
-            output_gradient: &cpu.read(*dy, batch.samples),
+            output_gradient: images(cpu, *dy, batch, in_pairs).input(),
             weights: packed,
             accumulation: dx.now(batch),
-            input_gradient: &mut cpu.write(dx.into, batch.samples),
+            input_gradient: &mut cpu.write_all(dx.into, batch.samples, dx.now(batch)),
             workspace,
         },
     );

@@ -9,7 +9,7 @@ use crate::{
 pub(super) fn add(cpu: &Cpu, operation: &Add, batch: &MicroBatch) {
     let Add { inputs: [one, other], y, relu } = operation;
     let (one, other) = (cpu.read(*one, batch.samples), cpu.read(*other, batch.samples));
-    let mut y = cpu.write(*y, batch.samples);
+    let mut y = cpu.write_all(*y, batch.samples, Accumulation::Replace);
     if *relu {
         sum_cut(cpu.instructions, &mut y, &one, &other);
     } else {
@@ -33,7 +33,8 @@ vectorised! {
 
 pub(super) fn accumulate(cpu: &Cpu, operation: &Accumulate, batch: &MicroBatch) {
     let Accumulate { from, into } = operation;
-    let (source, mut target) = (cpu.read(*from, batch.samples), cpu.write(into.into, batch.samples));
+    let source = cpu.read(*from, batch.samples);
+    let mut target = cpu.write_all(into.into, batch.samples, into.now(batch));
     match into.now(batch) {
         Accumulation::Replace => target.copy_from_slice(&source),
         Accumulation::Add => plus(cpu.instructions, &mut target, &source),

@@ -24,7 +24,7 @@ pub(super) fn forward(cpu: &Cpu, operation: &Linear, batch: &MicroBatch) {
     let Linear { x, y, weight, bias, relu } = operation;
     let samples = batch.samples;
     let (inputs, outputs) = (x.shape.elements(), y.shape.elements());
-    let (x, w, mut y) = (cpu.read(*x, samples), cpu.view::<f32>(*weight), cpu.write(*y, samples));
+    let (x, w, mut y) = (cpu.read(*x, samples), cpu.reading(*weight), cpu.write(*y, samples));
     multiply(
         cpu.instructions,
         Product {
@@ -91,7 +91,7 @@ pub(super) fn input_gradient(cpu: &Cpu, operation: &LinearInput, batch: &MicroBa
     let LinearInput { dy, weight, dx } = operation;
     let samples = batch.samples;
     let (inputs, outputs) = (dx.into.shape.elements(), dy.shape.elements());
-    let (dy, w, mut target) = (cpu.read(*dy, samples), cpu.view::<f32>(*weight), cpu.write(dx.into, samples));
+    let (dy, w, mut target) = (cpu.read(*dy, samples), cpu.reading(*weight), cpu.write(dx.into, samples));
     let c = MatrixMut::new(&mut target, samples, inputs, inputs);
     let (w, dy) = (Matrix::new(&w, outputs, inputs, inputs), Matrix::new(&dy, samples, outputs, outputs));
     // Copying the weights is worth it where many samples read the copy.

@@ -1,15 +1,14 @@
 //! Losses; the formulas are with the layers of the same names.
 
-use super::{Cpu, Totals, put};
+use super::{Cpu, Totals, put, staging::Writing};
 use crate::{
-    arena::Lease,
     device::Tensor,
     op::{Accumulation, Hinge, MeanSquaredError, MicroBatch, SoftmaxCrossEntropy, Sum},
 };
 
 /// The memory for a prediction's gradient.
 struct Target {
-    values: Lease,
+    values: Writing,
     accumulation: Accumulation,
 }
 
@@ -65,7 +64,7 @@ pub(super) fn softmax_cross_entropy(cpu: &Cpu, operation: &SoftmaxCrossEntropy, 
             let mass = own + spread * all;
             for (class, logit) in logits.iter().enumerate() {
                 let target = if class == label { own } else { 0.0 } + spread * weight_of(class);
-                let value = ((logit - highest).exp() / sum * mass - target) * share * batch.scale;
+                let value = ((logit - highest).exp() / sum * mass - target) * share * batch.gradient_scale();
                 gradient.put(pixel * classes + class, value);
             }
         }
@@ -83,7 +82,7 @@ pub(super) fn mean_squared_error(cpu: &Cpu, operation: &MeanSquaredError, batch:
         let difference = prediction - target;
         loss_sum += f64::from(difference * difference);
         if let Some(gradient) = &mut gradient {
-            gradient.put(index, 2.0 * difference * share * batch.scale);
+            gradient.put(index, 2.0 * difference * share * batch.gradient_scale());
         }
     }
     Totals { loss_sum: loss_sum * f64::from(share), correct: 0 }
@@ -108,7 +107,7 @@ pub(super) fn hinge(cpu: &Cpu, operation: &Hinge, batch: &MicroBatch) -> Totals 
             let number = (0..classes).filter(|class| counts(*class)).count() as f32;
             for class in 0..classes {
                 let value = if class == label { -number } else { f32::from(counts(class)) };
-                gradient.put(sample * classes + class, value * share * batch.scale);
+                gradient.put(sample * classes + class, value * share * batch.gradient_scale());
             }
         }
     }

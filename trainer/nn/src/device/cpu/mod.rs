@@ -15,6 +15,7 @@ mod loss;
 mod order;
 mod pool;
 mod sample_norm;
+mod staging;
 mod update;
 
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::{
     arena::{Arena, Lease, View},
     dtype::{DType, Element},
     kernels::{Instructions, norm},
-    op::{Accumulation, MicroBatch, Norms, Op},
+    op::{Accumulation, MicroBatch, Norms, Op, Written},
 };
 
 /// One CPU core.
@@ -35,6 +36,7 @@ pub struct Cpu {
     tallies: Vec<Totals>,
     /// Room for one operation at a time.
     scratch: Arena,
+    staging: staging::Staging,
     convolutions: convolution::Plans,
 }
 
@@ -72,7 +74,8 @@ impl Cpu {
     pub fn with_instructions(instructions: Instructions) -> Cpu {
         assert!(instructions.available(), "this core has no {instructions:?} instructions");
         let (memories, tallies, scratch) = (Vec::new(), Vec::new(), Arena::zeroed(0));
-        Cpu { instructions, memories, tallies, scratch, convolutions: convolution::Plans::default() }
+        let (staging, convolutions) = (staging::Staging::default(), convolution::Plans::default());
+        Cpu { instructions, memories, tallies, scratch, staging, convolutions }
     }
 
     /// The instructions in use.
@@ -96,15 +99,6 @@ impl Cpu {
 
     fn view<T: Element>(&self, region: Region) -> View<T> {
         self.memories[region.memory.number].view(region.range())
-    }
-
-    /// The samples of a micro-batch.
-    fn read(&self, tensor: Tensor, samples: usize) -> View {
-        self.view(tensor.of(samples))
-    }
-
-    fn write(&self, tensor: Tensor, samples: usize) -> Lease {
-        self.lease(tensor.of(samples))
     }
 
     /// Room that [`Device::reserve`] has made.
@@ -161,6 +155,7 @@ impl Cpu {
             | Op::ClearTally(_)
             | Op::WriteLoss(..)
             | Op::Zero(_)
+            | Op::Cast(_)
             | Op::Update(_)
             | Op::Norms(_) => 0,
         }
@@ -194,6 +189,10 @@ impl Device for Cpu {
     fn reserve(&mut self, operation: &Op, samples: usize) {
         let elements = self.scratch_elements(operation, samples);
         self.grow_scratch(elements);
+        operation.each_written(&mut |written| match written {
+            Written::Region(region) => self.staging.expect(region.len),
+            Written::Tally(_) => {}
+        });
     }
 
     fn upload(&mut self, into: &Tensor, values: Values<'_>) {
@@ -247,6 +246,7 @@ impl Device for Cpu {
             Op::ClearTally(tally) => self.tallies[tally.0] = Totals::default(),
             Op::WriteLoss(tally, into) => self.lease::<f32>(*into).fill(self.tallies[tally.0].loss_sum as f32),
             Op::Zero(region) => self.lease::<f32>(*region).fill(0.0),
+            Op::Cast(op) => update::cast(self, op),
             Op::Update(op) => update::update(self, op),
             Op::Norms(op) => self.norms(op),
         }
@@ -265,7 +265,7 @@ impl Device for Cpu {
     }
 
     fn read(&mut self, region: Region, values: &mut [f32]) {
-        values.copy_from_slice(&self.view(region));
+        values.copy_from_slice(&self.reading(region));
     }
 
     fn download(&mut self, from: &Tensor, values: &mut [f32]) {

@@ -13,10 +13,12 @@ pub(super) fn upload(cpu: &Cpu, into: &Tensor, values: Values<'_>) {
     let samples = values.len() / into.shape.elements();
     let region = into.of(samples);
     if let (Form::Lanes { halo }, Values::F32(values)) = (into.form, values) {
-        return into_lanes(into.shape, halo, values, &mut cpu.lease(region));
+        return into_lanes(into.shape, halo, values, &mut cpu.write(*into, samples));
     }
     match (values, into.region.memory.dtype) {
-        (Values::F32(values), DType::F32) => reorder(into.shape, values, &mut cpu.lease(region)),
+        (Values::F32(values), DType::F32 | DType::Bf16 | DType::F16) => {
+            reorder(into.shape, values, &mut cpu.write_all(*into, samples, Accumulation::Replace));
+        }
         (Values::U32(values), DType::U32) => reorder(into.shape, values, &mut cpu.lease(region)),
         (Values::U8(values), DType::U8) => reorder(into.shape, values, &mut cpu.lease(region)),
         (values, dtype) => panic!("values of {:?} for an input of {dtype:?}", values.dtype()),

@@ -2,11 +2,12 @@
 //!
 //! All ranks hold the same summed gradients and, unless gradients are rounded, the same summed loss
 //! before any weight changes. So each decides by itself, and all decide alike; so do newcomers and
-//! a replay. A state that is not finite never comes about, and none is saved.
+//! a replay. If the loss is scaled, gradients may be too large only because of that: such a step is
+//! left out whatever the policy says, until the scale can fall no more. A state that is not finite never comes about, and none is saved.
 
 use lockstep_data::Step;
 use lockstep_launch::OnNonFinite;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{Rank, uncommitted::Summed};
 use crate::{failure::Failure, lines::StepLine};
@@ -25,6 +26,17 @@ impl Rank<'_> {
             return Ok(true);
         }
         let loss = summed.trained.map(|trained| trained.loss / step.samples as f64);
+        // The factor of the loss changes no loss that is told.
+        if self.state.can_lower_loss_scale() && loss.is_none_or(f64::is_finite) {
+            self.skipped_in_a_row += 1;
+            self.session.metrics.skipped.inc();
+            let scale = self.state.loss_scale();
+            info!(
+                step = step.index + 1,
+                scale, "a gradient is not finite: the step is left out, the loss scale halves"
+            );
+            return Ok(false);
+        }
         let problem = problem(step.index + 1, loss, self.last_finite_loss());
         if self.state.recipe.on_non_finite == OnNonFinite::Stop {
             let first = self.state.first_not_finite(step);

@@ -109,7 +109,7 @@ impl Rank<'_> {
     pub(super) fn wait_for_gradients(&mut self) -> Result<Summed, Failure> {
         let Self { collectives, sums, step_times, session, numbers, state, world, noise, .. } = self;
         let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
-        let skips = state.recipe.on_non_finite == OnNonFinite::Skip;
+        let skips = state.recipe.on_non_finite == OnNonFinite::Skip || state.can_lower_loss_scale();
         session.work().during(Activity::Waiting, || {
             let mut summed = Summed { trained: None, taken: Tally::default(), is_finite: true };
             for sum in sums.drain(..) {

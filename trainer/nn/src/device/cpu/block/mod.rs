@@ -106,7 +106,7 @@ pub(super) fn scratch_elements(operation: &Block) -> usize {
 pub(super) fn run_forward(cpu: &Cpu, operation: &Block, batch: &MicroBatch) {
     let shapes = Convolution::of(operation);
     let Block { x, y, weight, bias, switches, .. } = operation;
-    let (input, weights, bias) = (cpu.read(*x, batch.samples), cpu.view::<f32>(*weight), cpu.view::<f32>(*bias));
+    let (input, weights, bias) = (cpu.read(*x, batch.samples), cpu.reading(*weight), cpu.view::<f32>(*bias));
     let (mut output, mut switches) = (cpu.write(*y, batch.samples), cpu.lease::<f32>(*switches));
     let mut packed = cpu.scratch(shapes.packed_elements());
     pack_by_outputs(&shapes, &weights, &mut packed);
@@ -140,7 +140,7 @@ pub(super) fn run_backward(cpu: &Cpu, operation: &BlockBackward, batch: &MicroBa
     let mut scratch = cpu.scratch(shapes.scratch_elements());
     let (packed, product_gradient) = scratch.split_at_mut(shapes.packed_elements());
     let mut input_gradient = dx.map(|dx| {
-        pack_by_inputs(&shapes, &cpu.view::<f32>(block.weight), packed);
+        pack_by_inputs(&shapes, &cpu.reading(block.weight), packed);
         cpu.write(dx, batch.samples)
     });
     backward(
@@ -207,10 +207,12 @@ fn forward(instructions: Instructions, job: Forward<'_>) {
         Instructions::Avx2 => unsafe { forward_avx2(job) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Instructions::Avx512 => unsafe { forward_avx512(job) },
+        Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { forward_avx512(job) },
         #[cfg(not(target_arch = "x86_64"))]
         // SAFETY: as above.
-        Instructions::Avx2 | Instructions::Avx512 => unsafe { forward::run::<Plain, 2>(job) },
+        Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe {
+            forward::run::<Plain, 2>(job)
+        },
     }
 }
 
@@ -226,10 +228,12 @@ fn backward(instructions: Instructions, job: Backward<'_>) {
         Instructions::Avx2 => unsafe { backward_avx2(job) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Instructions::Avx512 => unsafe { backward_avx512(job) },
+        Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { backward_avx512(job) },
         #[cfg(not(target_arch = "x86_64"))]
         // SAFETY: as above.
-        Instructions::Avx2 | Instructions::Avx512 => unsafe { backward::run::<Plain, 2>(job) },
+        Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe {
+            backward::run::<Plain, 2>(job)
+        },
     }
 }
 

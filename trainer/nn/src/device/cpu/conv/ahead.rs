@@ -17,9 +17,9 @@ const LINE: usize = 16;
 
 impl Ahead {
     /// All of `values`, in `parts` parts.
-    pub(super) fn new(values: &[f32], parts: usize) -> Ahead {
-        let lines = values.len().div_ceil(LINE);
-        Ahead { next: values.as_ptr(), lines, lines_at_once: lines.div_ceil(parts.max(1)) }
+    pub(super) fn new<T>(values: &[T], parts: usize) -> Ahead {
+        let lines = size_of_val(values).div_ceil(LINE * size_of::<f32>());
+        Ahead { next: values.as_ptr().cast(), lines, lines_at_once: lines.div_ceil(parts.max(1)) }
     }
 
     /// Fetches the next part.

@@ -57,6 +57,12 @@ impl Correlation {
         Correlation { batch: 1, y: axis(self.y, rows), x: axis(self.x, columns), target_size: [rows, columns], ..self }
     }
 
+    /// The same over pairs of source channels, if these are even.
+    pub(super) fn over_pairs(&self) -> Option<Correlation> {
+        let halved = self.depth.is_multiple_of(2).then_some(self.depth / 2)?;
+        Some(Correlation { depth: halved, ..self.clone() })
+    }
+
     pub(super) fn panels(&self) -> usize {
         self.targets.div_ceil(PANEL)
     }

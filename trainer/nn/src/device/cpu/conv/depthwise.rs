@@ -117,6 +117,7 @@ pub(super) unsafe fn run_gradient<S: Simd, const V: usize>(job: gradient::Job<'_
     const { assert!(V * S::LANES == PANEL) };
     job.check();
     let gradient::Job { correlation, order, input, output_gradient, accumulation, .. } = job;
+    let (input, output_gradient) = (input.in_f32(), output_gradient.in_f32());
     let gradient::Job { weight_gradient, mut bias_gradient, workspace, .. } = job;
     assert!(workspace.len() >= gradient_workspace_elements(correlation), "{} elements of workspace", workspace.len());
     if let (Some(bias), Accumulation::Replace) = (&mut bias_gradient, accumulation) {
@@ -135,8 +136,10 @@ pub(super) unsafe fn run_gradient<S: Simd, const V: usize>(job: gradient::Job<'_
             let width = PANEL.min(channels - channel);
             gather(correlation, output_gradient, block, channel, width, gathered);
             if let Some(bias) = bias_gradient.as_deref_mut() {
-                let lines = Lines { lines: gathered, line: PANEL, panel: pixels * PANEL };
-                lines.add(pixels, &mut bias[channel..][..width]);
+                let (rows, of_a_row) = (block.images * block.rows, x.targets);
+                let panel = pixels * PANEL;
+                let lines = Lines { lines: gathered, line: PANEL, panel, rows, of_a_row, pixels_of_a_line: 1 };
+                lines.add(&mut bias[channel..][..width]);
             }
             for row in 0..y.taps {
                 let rows = y.targets_inside(row, block.row..block.row + block.rows);

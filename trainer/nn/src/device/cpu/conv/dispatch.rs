@@ -6,7 +6,7 @@ use super::{correlate, depthwise, gradient};
 use crate::kernels::Instructions;
 use crate::kernels::simd::Plain;
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::simd::{Avx2, Avx512};
+use crate::kernels::simd::{Avx2, Avx512, Avx512Bf16};
 
 /// One function for each kernel. The kernel is inlined into one function for each instruction set.
 macro_rules! kernels {
@@ -36,9 +36,9 @@ macro_rules! kernels {
                 Instructions::Avx2 => unsafe { avx2(job) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the core has the instructions.
-                Instructions::Avx512 => unsafe { avx512(job) },
+                Instructions::Avx512 | Instructions::Avx512Bf16 => unsafe { avx512(job) },
                 #[cfg(not(target_arch = "x86_64"))]
-                Instructions::Avx2 | Instructions::Avx512 => unreachable!("no core of this target has them"),
+                Instructions::Avx2 | Instructions::Avx512 | Instructions::Avx512Bf16 => unreachable!("no core of this target has them"),
             }
         }
     )* };
@@ -63,4 +63,37 @@ kernels! {
         depthwise::run_gradient::<Plain, 2>,
         depthwise::run_gradient::<Avx2, 2>,
         depthwise::run_gradient::<Avx512, 1>;
+}
+
+/// Kernels whose vectors hold pairs of bf16.
+macro_rules! kernels_of_pairs {
+    ($($name:ident($job:ty): $kernel:expr;)*) => { $(
+        pub(super) fn $name(instructions: Instructions, job: $job) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx2,fma")]
+            unsafe fn paired(job: $job) {
+                // SAFETY: the features are those of the lanes.
+                unsafe { $kernel(job) }
+            }
+
+            assert!(multiplies_pairs(instructions), "this core has no {instructions:?} for bf16");
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the core has the instructions; the kernel checks its operands.
+            unsafe {
+                paired(job);
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            drop(job);
+        }
+    )* };
+}
+
+/// True if kernels of pairs may run.
+pub(super) fn multiplies_pairs(instructions: Instructions) -> bool {
+    instructions == Instructions::Avx512Bf16 && instructions.available()
+}
+
+kernels_of_pairs! {
+    correlate_pairs(correlate::Job<'_>): correlate::run::<Avx512Bf16, 2, 14, 1, 16>;
+    gradient_pairs(gradient::Job<'_>): gradient::run::<Avx512Bf16, 2, 14, 1, 16>;
 }

@@ -11,7 +11,9 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::correlation::{BLOCK_ELEMENTS, Block, Correlation, Strides};
+use super::input::Input;
 use super::pack::{self, Order};
+use super::pairs;
 use super::tile::{PANEL, spread, unrolled, vector, with_constant};
 use crate::device::Accumulation;
 use crate::kernels::simd::Simd;
@@ -25,8 +27,9 @@ pub(super) struct Job<'a> {
     /// Forward's.
     pub(super) correlation: &'a Correlation,
     pub(super) order: Order,
-    pub(super) input: &'a [f32],
-    pub(super) output_gradient: &'a [f32],
+    pub(super) input: Input<'a>,
+    /// Of the input's type.
+    pub(super) output_gradient: Input<'a>,
     pub(super) accumulation: Accumulation,
     pub(super) weight_gradient: &'a mut [f32],
     pub(super) bias_gradient: Option<&'a mut [f32]>,
@@ -78,6 +81,7 @@ impl Job<'_> {
         let Job { correlation, input, output_gradient, bias_gradient, .. } = self;
         assert!(input.len() >= correlation.source_elements(), "input of {}", input.len());
         assert!(output_gradient.len() >= correlation.target_elements(), "gradient of {}", output_gradient.len());
+        assert_eq!(input.is_bf16(), output_gradient.is_bf16(), "types of the operands");
         if let Some(bias) = bias_gradient {
             assert_eq!(bias.len(), correlation.target_channels(), "gradient of the bias");
         }
@@ -114,14 +118,22 @@ pub(super) unsafe fn run<
     while let Some((index, block)) = blocks.next() {
         let tiles = y.taps * x.taps * depth.div_ceil(NARROW_TAPS) * panels;
         let next = blocks.peek().map(|(_, next)| *next);
-        let next_input = next.map_or(&[][..], |next| &input[correlation.rows_read(next)]);
-        let next_gradient = next.map_or(&[][..], |next| &output_gradient[written(correlation, next)]);
-        let mut ahead = [Ahead::new(next_input, tiles), Ahead::new(next_gradient, tiles)];
+        let next_rows = |of: &Input<'_>, rows: Range<usize>| match of {
+            Input::F32(values) => Ahead::new(&values[rows], tiles),
+            Input::Bf16(values) => Ahead::new(&values[rows], tiles),
+        };
+        let mut ahead = [
+            next_rows(&input, next.map_or(0..0, |next| correlation.rows_read(next))),
+            next_rows(&output_gradient, next.map_or(0..0, |next| written(correlation, next))),
+        ];
         let (gathered, copy) = workspace.split_at_mut(PANELS * PANEL * pixels(correlation, block));
         for (group, channels) in parts(*groups, *depth, most_channels) {
             let from = group * depth + channels.start;
-            // SAFETY: the caller's promise.
-            let strides = unsafe { correlation.copy::<S>(input, block, from, channels.len(), copy) };
+            let strides = match input {
+                // SAFETY: the caller's promise.
+                Input::F32(input) => unsafe { correlation.copy::<S>(input, block, from, channels.len(), copy) },
+                Input::Bf16(input) => pairs::copy(correlation, input, block, from, channels.len(), copy),
+            };
             let mut panel = 0;
             while panel < panels {
                 let wide = WIDE != NARROW && panel + 1 < panels;
@@ -130,7 +142,7 @@ pub(super) unsafe fn run<
                 let width = (targets - panel * PANEL).min(together * PANEL);
                 let lines = lines(correlation, output_gradient, block, first, width, gathered);
                 if let Some(bias) = bias_gradient.as_deref_mut().filter(|_| channels.start == 0) {
-                    lines.add(pixels(correlation, block), &mut bias[first..][..width]);
+                    lines.add(&mut bias[first..][..width]);
                 }
                 let fresh = index == 0;
                 let part = Part { correlation, block, channels: channels.clone(), copy, strides, lines, fresh };
@@ -179,6 +191,7 @@ impl Part<'_> {
     unsafe fn run<S: Simd, const V: usize, const TAPS: usize>(&self, sums: &mut [f32], ahead: &mut [Ahead; 2]) {
         let Part { correlation, block, channels, copy, strides, lines, fresh } = self;
         let Correlation { depth, y, x, .. } = correlation;
+        let together = lines.pixels_of_a_line;
         let walk = correlation.walk(*strides, channels.len());
         // Few channels make better tiles with those of the next tap. Many leave out the columns
         // where a tap finds zeros.
@@ -188,24 +201,26 @@ impl Part<'_> {
             let rows = y.targets_inside(row, block.row..block.row + block.rows);
             let above = rows.start - block.row;
             for segment in 0..segments {
-                let columns = if by_row { 0..x.targets } else { x.targets_inside(segment, 0..x.targets) };
+                // A pair of pixels begins at an even one.
+                let columns =
+                    if by_row || together > 1 { 0..x.targets } else { x.targets_inside(segment, 0..x.targets) };
                 let scan = Scan {
                     images: block.images,
                     rows: rows.len(),
-                    columns: columns.len(),
+                    columns: columns.len().div_ceil(together),
                     image: strides.image,
                     row: y.read_stride() * strides.row,
-                    pixel: walk.pixel,
+                    pixel: walk.pixel * together,
                     line: lines.line,
-                    lines_row: x.targets * lines.line,
-                    lines_image: block.rows * x.targets * lines.line,
+                    lines_row: lines.of_a_row * lines.line,
+                    lines_image: block.rows * lines.of_a_row * lines.line,
                     lines_panel: lines.panel,
                     sums_panel: walk.panel,
                     fresh: *fresh,
                 };
                 let tap = row * walk.row_step + segment * walk.segment_step;
-                let copy = &copy[tap + above * scan.row + columns.start * scan.pixel..];
-                let lines = &lines.lines[(above * x.targets + columns.start) * lines.line..];
+                let copy = &copy[tap + above * scan.row + columns.start * walk.pixel..];
+                let lines = &lines.lines[(above * lines.of_a_row + columns.start) * lines.line..];
                 let sums = &mut sums[((row * x.taps + segment) * depth + channels.start) * PANEL..];
                 for (k, count) in spread(run, TAPS) {
                     // SAFETY: the caller's promise. `copy` filled what the scan reaches, or would
@@ -232,19 +247,30 @@ impl Part<'_> {
 #[inline(always)]
 fn lines<'a>(
     correlation: &Correlation,
-    output_gradient: &'a [f32],
+    output_gradient: Input<'a>,
     block: Block,
     first: usize,
     width: usize,
     gathered: &'a mut [f32],
 ) -> Lines<'a> {
     let all = correlation.target_channels();
-    if all.is_multiple_of(PANEL) && all <= PANELS * PANEL && width.is_multiple_of(PANEL) {
-        let lines = &output_gradient[written(correlation, block)];
-        Lines { lines: &lines[first..], line: all, panel: PANEL }
-    } else {
-        gather(correlation, output_gradient, block, first, width, gathered);
-        Lines { lines: gathered, line: PANEL, panel: pixels(correlation, block) * PANEL }
+    let (rows, columns) = (block.images * block.rows, correlation.x.targets);
+    match output_gradient {
+        Input::F32(values) if all.is_multiple_of(PANEL) && all <= PANELS * PANEL && width.is_multiple_of(PANEL) => {
+            let lines = &values[written(correlation, block)][first..];
+            Lines { lines, line: all, panel: PANEL, rows, of_a_row: columns, pixels_of_a_line: 1 }
+        }
+        Input::F32(values) => {
+            gather(correlation, values, block, first, width, gathered);
+            let panel = rows * columns * PANEL;
+            Lines { lines: gathered, line: PANEL, panel, rows, of_a_row: columns, pixels_of_a_line: 1 }
+        }
+        Input::Bf16(values) => {
+            pairs::gather(correlation, values, block, first, width, gathered);
+            let of_a_row = columns.div_ceil(2);
+            let panel = rows * of_a_row * PANEL;
+            Lines { lines: gathered, line: PANEL, panel, rows, of_a_row, pixels_of_a_line: 2 }
+        }
     }
 }
 
@@ -287,17 +313,26 @@ pub(super) struct Lines<'a> {
     pub(super) line: usize,
     /// From a panel to the next.
     pub(super) panel: usize,
+    /// Rows of all images.
+    pub(super) rows: usize,
+    pub(super) of_a_row: usize,
+    /// 2 if a line holds pairs of neighbouring pixels.
+    pub(super) pixels_of_a_line: usize,
 }
 
 impl Lines<'_> {
     /// Adds the sums over pixels to a bias's gradient.
     #[inline(always)]
-    pub(super) fn add(&self, pixels: usize, bias: &mut [f32]) {
+    pub(super) fn add(&self, bias: &mut [f32]) {
+        let count = self.rows * self.of_a_row;
         for (panel, bias) in bias.chunks_mut(PANEL).enumerate() {
             let mut sums = [0.0; PANEL];
-            for line in self.lines[panel * self.panel..].chunks(self.line).take(pixels) {
+            for line in self.lines[panel * self.panel..].chunks(self.line).take(count) {
                 for (sum, value) in sums.iter_mut().zip(&line[..PANEL]) {
-                    *sum += value;
+                    *sum += match self.pixels_of_a_line {
+                        1 => *value,
+                        _ => pairs::widened(*value).iter().sum(),
+                    };
                 }
             }
             bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
@@ -361,7 +396,7 @@ impl Scan {
                         unrolled::<R>(|r| {
                             let value = S::splat(*source.add(r));
                             for v in 0..V {
-                                sums[r][v] = value.mul_add(gradients[v], sums[r][v]);
+                                sums[r][v] = value.dot(gradients[v], sums[r][v]);
                             }
                         });
                         source = source.wrapping_add(self.pixel);

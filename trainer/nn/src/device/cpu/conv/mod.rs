@@ -1,5 +1,5 @@
-//! Two-dimensional convolutions of f32 images that lie channels last:
-//! `[image][row][column][channel]`.
+//! Two-dimensional convolutions of images that lie channels last: `[image][row][column][channel]`.
+//! Images are of f32, or of bf16 where the core multiplies pairs of these; sums are of f32.
 //!
 //! `y[n][i][j][o] = Σ x[n][s·i + d·k − p][s·j + d·l − p][c] · w[o][c][k][l]` over kernel rows `k`,
 //! columns `l` and the input channels `c` of the group of `o`. Weights lie as in the formula,
@@ -17,6 +17,7 @@
 //! - `gradient`: the gradients of weights and bias
 //! - `depthwise`: all three where every channel is its own group
 //! - `tile`, `lanes`, `dispatch`: register tiles of vectors of channels, for each instruction set
+//! - `input`, `pairs`: operands in bf16
 //! - `pack`, `copy`, `ahead`, `finish`: the order of weights, and how memory is read and written
 
 #![allow(clippy::needless_range_loop, reason = "indices of constant range name registers")]
@@ -30,7 +31,9 @@ mod depthwise;
 mod dispatch;
 mod finish;
 mod gradient;
+mod input;
 mod pack;
+mod pairs;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -41,6 +44,7 @@ use crate::kernels::Instructions;
 use axis::Axis;
 use correlation::Correlation;
 pub use finish::Finish;
+pub use input::Input;
 use pack::Order;
 
 /// The sizes of a convolution; pairs are rows, then columns.
@@ -107,14 +111,17 @@ pub struct Convolution {
     forward: Correlation,
     /// One for each phase of the stride.
     backward: Vec<Correlation>,
+    /// The same over pairs of channels, if these are even.
+    forward_pairs: Option<Correlation>,
+    backward_pairs: Option<Vec<Correlation>>,
 }
 
 /// Operands of `y = finish(w ∗ x)`.
 #[derive(Debug)]
 pub struct Forward<'a> {
     /// `x`.
-    pub input: &'a [f32],
-    /// From [`Convolution::pack_forward`].
+    pub input: Input<'a>,
+    /// From [`Convolution::pack_forward`], or from [`Convolution::pack_forward_pairs`] for bf16.
     pub weights: &'a [f32],
     /// Applied to every sum: bias, scale and shift, ReLU.
     pub finish: Finish<'a>,
@@ -130,8 +137,8 @@ pub struct Forward<'a> {
 #[derive(Debug)]
 pub struct BackwardInput<'a> {
     /// `dy`.
-    pub output_gradient: &'a [f32],
-    /// From [`Convolution::pack_backward`].
+    pub output_gradient: Input<'a>,
+    /// From [`Convolution::pack_backward`], or from [`Convolution::pack_backward_pairs`] for bf16.
     pub weights: &'a [f32],
     /// True if `dx` is replaced or added to.
     pub accumulation: Accumulation,
@@ -145,9 +152,9 @@ pub struct BackwardInput<'a> {
 #[derive(Debug)]
 pub struct BackwardWeights<'a> {
     /// `x`.
-    pub input: &'a [f32],
-    /// `dy`.
-    pub output_gradient: &'a [f32],
+    pub input: Input<'a>,
+    /// `dy`, of the same type.
+    pub output_gradient: Input<'a>,
     /// True if the gradients are replaced or added to.
     pub accumulation: Accumulation,
     /// `dw`, in the order of the weights.
@@ -209,8 +216,12 @@ impl Convolution {
         let rows = Axis::backward(y);
         let columns = Axis::backward(x);
         let phases = rows.into_iter().flat_map(|y| columns.iter().map(move |x| (y, *x)));
-        let backward = phases.map(|(y, x)| phase(y, x).merged()).collect();
-        Ok(Convolution { geometry, output_size, depthwise, forward: forward.merged(), backward })
+        let backward: Vec<_> = phases.map(|(y, x)| phase(y, x).merged()).collect();
+        let forward = forward.merged();
+        let pairs = |correlation: &Correlation| correlation.over_pairs().filter(|_| !depthwise);
+        let forward_pairs = pairs(&forward);
+        let backward_pairs = backward.iter().map(pairs).collect();
+        Ok(Convolution { geometry, output_size, depthwise, forward, backward, forward_pairs, backward_pairs })
     }
 
     /// The geometry.
@@ -259,12 +270,15 @@ impl Convolution {
 
     /// Elements of scratch for [`forward`].
     pub fn forward_workspace_elements(&self) -> usize {
-        self.correlation_workspace_elements(&self.forward)
+        let of_pairs = self.forward_pairs.as_ref().map_or(0, Correlation::workspace_elements);
+        self.correlation_workspace_elements(&self.forward).max(of_pairs)
     }
 
     /// Elements of scratch for [`backward_input`].
     pub fn backward_input_workspace_elements(&self) -> usize {
-        self.backward.iter().map(|phase| self.correlation_workspace_elements(phase)).max().unwrap_or(0)
+        let of_pairs = self.backward_pairs.iter().flatten().map(Correlation::workspace_elements);
+        let of_phases = self.backward.iter().map(|phase| self.correlation_workspace_elements(phase));
+        of_phases.chain(of_pairs).max().unwrap_or(0)
     }
 
     /// Elements of scratch for [`backward_weights`].
@@ -295,6 +309,39 @@ impl Convolution {
             let (part, rest) = packed.split_at_mut(self.packed_elements(phase));
             if !part.is_empty() {
                 self.pack(phase, order, weights, part);
+            }
+            packed = rest;
+        }
+    }
+
+    /// True if these instructions compute [`forward`] and both gradients of images of bf16.
+    pub fn reads_pairs(&self, instructions: Instructions) -> [bool; 3] {
+        let can = dispatch::multiplies_pairs(instructions);
+        [can && self.forward_pairs.is_some(), can && self.backward_pairs.is_some(), can && !self.depthwise]
+    }
+
+    /// Packs weights that are rounded to bf16 for [`forward`] of images of bf16, into as much room as
+    /// [`Convolution::pack_forward`] takes.
+    ///
+    /// # Panics
+    /// If a slice is too short, or the input channels are odd.
+    pub fn pack_forward_pairs(&self, weights: &[f32], packed: &mut [f32]) {
+        let correlation = self.forward_pairs.as_ref().unwrap_or_else(|| panic!("no pairs: {:?}", self.geometry));
+        pairs::pack_weights(correlation, self.forward_order(), weights, packed);
+    }
+
+    /// The same for [`backward_input`].
+    ///
+    /// # Panics
+    /// If a slice is too short, or the output channels are odd.
+    pub fn pack_backward_pairs(&self, weights: &[f32], mut packed: &mut [f32]) {
+        let phases = self.backward_pairs.as_ref().unwrap_or_else(|| panic!("no pairs: {:?}", self.geometry));
+        let Order { group, target, source, row } = self.forward_order();
+        let order = Order { group, target: source, source: target, row };
+        for phase in phases {
+            let (part, rest) = packed.split_at_mut(2 * phase.packed_elements());
+            if !part.is_empty() {
+                pairs::pack_weights(phase, order, weights, part);
             }
             packed = rest;
         }
@@ -343,10 +390,15 @@ impl Convolution {
 /// If an operand is too short, or the core lacks the instructions.
 pub fn forward(instructions: Instructions, convolution: &Convolution, operands: Forward<'_>) {
     let Forward { input, weights, finish, accumulation, output, workspace } = operands;
-    let correlation = &convolution.forward;
-    let job =
-        correlate::Job { correlation, source: input, packed: weights, finish, accumulation, target: output, workspace };
-    convolution.correlate(instructions, job);
+    let pairs = convolution.forward_pairs.as_ref().filter(|_| input.is_bf16());
+    let correlation = pairs.unwrap_or(&convolution.forward);
+    let source = if pairs.is_some() { input.words() } else { input.in_f32() };
+    let job = correlate::Job { correlation, source, packed: weights, finish, accumulation, target: output, workspace };
+    if pairs.is_some() {
+        dispatch::correlate_pairs(instructions, job);
+    } else {
+        convolution.correlate(instructions, job);
+    }
 }
 
 /// `dx (+)= wᵀ ∗ dy`.
@@ -355,18 +407,28 @@ pub fn forward(instructions: Instructions, convolution: &Convolution, operands: 
 /// If an operand is too short, or the core lacks the instructions.
 pub fn backward_input(instructions: Instructions, convolution: &Convolution, operands: BackwardInput<'_>) {
     let BackwardInput { output_gradient, weights: mut packed, accumulation, input_gradient, workspace } = operands;
-    for phase in &convolution.backward {
-        let (part, rest) = packed.split_at(convolution.packed_elements(phase));
+    let pairs = convolution.backward_pairs.as_ref().filter(|_| output_gradient.is_bf16());
+    let source = if pairs.is_some() { output_gradient.words() } else { output_gradient.in_f32() };
+    for correlation in pairs.unwrap_or(&convolution.backward) {
+        let elements = match pairs {
+            Some(_) => 2 * correlation.packed_elements(),
+            None => convolution.packed_elements(correlation),
+        };
+        let (part, rest) = packed.split_at(elements);
         let job = correlate::Job {
-            correlation: phase,
-            source: output_gradient,
+            correlation,
+            source,
             packed: part,
             finish: Finish::default(),
             accumulation,
             target: input_gradient,
             workspace,
         };
-        convolution.correlate(instructions, job);
+        if pairs.is_some() {
+            dispatch::correlate_pairs(instructions, job);
+        } else {
+            convolution.correlate(instructions, job);
+        }
         packed = rest;
     }
 }
@@ -390,6 +452,8 @@ pub fn backward_weights(instructions: Instructions, convolution: &Convolution, o
     };
     if convolution.depthwise {
         dispatch::depthwise_gradient(instructions, job);
+    } else if input.is_bf16() {
+        dispatch::gradient_pairs(instructions, job);
     } else {
         dispatch::gradient(instructions, job);
     }

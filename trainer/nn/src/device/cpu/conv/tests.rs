@@ -5,7 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const SETS: [Instructions; 3] = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
+const SETS: [Instructions; 4] =
+    [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512, Instructions::Avx512Bf16];
 
 fn values(count: usize, salt: u32) -> Vec<f32> {
     let word =
@@ -82,10 +83,24 @@ fn check(geometry: Geometry, accumulation: Accumulation, finished: bool, salt: u
     convolution.pack_forward(&w, &mut packed_forward);
     let mut packed_backward = scratch(convolution.packed_backward_elements());
     convolution.pack_backward(&w, &mut packed_backward);
-    for instructions in SETS.into_iter().filter(|set| set.available()) {
+    // All values are exact in bf16, too.
+    let narrow = |values: &[f32]| values.iter().map(|value| half::bf16::from_f32(*value).to_bits()).collect();
+    let (narrow_x, narrow_dy): (Vec<u16>, Vec<u16>) = (narrow(&x), narrow(&dy));
+    let sets = SETS.into_iter().filter(|set| set.available());
+    for (instructions, in_pairs) in sets.flat_map(|set| [(set, false), (set, true)]) {
+        let [forward_pairs, input_pairs, weight_pairs] =
+            convolution.reads_pairs(instructions).map(|can| can && in_pairs);
+        let of_x = |pairs: bool| if pairs { Input::Bf16(&narrow_x) } else { Input::F32(&x) };
+        let of_dy = |pairs: bool| if pairs { Input::Bf16(&narrow_dy) } else { Input::F32(&dy) };
+        if forward_pairs {
+            convolution.pack_forward_pairs(&w, &mut packed_forward);
+        }
+        if input_pairs {
+            convolution.pack_backward_pairs(&w, &mut packed_backward);
+        }
         let mut output = old[..y.len()].to_vec();
         let operands = Forward {
-            input: &x,
+            input: of_x(forward_pairs),
             weights: &packed_forward,
             finish,
             accumulation,
@@ -93,32 +108,32 @@ fn check(geometry: Geometry, accumulation: Accumulation, finished: bool, salt: u
             workspace: &mut scratch(convolution.forward_workspace_elements()),
         };
         forward(instructions, &convolution, operands);
-        prop_assert_eq!(&output, &y, "forward, {:?}", instructions);
+        prop_assert_eq!(&output, &y, "forward, {:?}, pairs {}", instructions, forward_pairs);
 
         let mut input_gradient = old[..x.len()].to_vec();
         let operands = BackwardInput {
-            output_gradient: &dy,
+            output_gradient: of_dy(input_pairs),
             weights: &packed_backward,
             accumulation,
             input_gradient: &mut input_gradient,
             workspace: &mut scratch(convolution.backward_input_workspace_elements()),
         };
         backward_input(instructions, &convolution, operands);
-        prop_assert_eq!(&input_gradient, &dx, "input's gradient, {:?}", instructions);
+        prop_assert_eq!(&input_gradient, &dx, "input's gradient, {:?}, pairs {}", instructions, input_pairs);
 
         let (mut weight_gradient, mut bias_gradient) =
             (old[..w.len()].to_vec(), old[..outputs.min(old.len())].to_vec());
         bias_gradient.resize(outputs, 0.0);
         let operands = BackwardWeights {
-            input: &x,
-            output_gradient: &dy,
+            input: of_x(weight_pairs),
+            output_gradient: of_dy(weight_pairs),
             accumulation,
             weight_gradient: &mut weight_gradient,
             bias_gradient: Some(&mut bias_gradient),
             workspace: &mut scratch(convolution.backward_weights_workspace_elements()),
         };
         backward_weights(instructions, &convolution, operands);
-        prop_assert_eq!(&weight_gradient, &dw, "weights' gradient, {:?}", instructions);
+        prop_assert_eq!(&weight_gradient, &dw, "weights' gradient, {:?}, pairs {}", instructions, weight_pairs);
         prop_assert_eq!(&bias_gradient[..db.len()], &db[..], "bias's gradient, {:?}", instructions);
     }
     Ok(())
@@ -197,7 +212,7 @@ fn an_image_has_the_same_output_bits_alone_and_in_a_batch() {
             convolution.pack_forward(&thirds(convolution.weight_elements()), &mut packed);
             let mut output = vec![0.0; convolution.output_elements()];
             let operands = Forward {
-                input: &thirds(convolution.input_elements()),
+                input: Input::F32(&thirds(convolution.input_elements())),
                 weights: &packed,
                 finish: Finish::default(),
                 accumulation: Accumulation::Replace,

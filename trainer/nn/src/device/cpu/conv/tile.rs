@@ -155,7 +155,7 @@ impl Walk {
                     if which.contains(&r) {
                         let value = S::splat(*starts[r / 5].add(r % 5 * self.pixel + k));
                         for v in 0..V {
-                            sums[r][v] = value.mul_add(factors[v], sums[r][v]);
+                            sums[r][v] = value.dot(factors[v], sums[r][v]);
                         }
                     }
                 });
