@@ -1,7 +1,6 @@
 #!/bin/bash
 # draw.sh: draws the boards from target/boards/NAME.json to docs/boards/NAME.png, with Grafana's own components in a headless Chromium.
-# `cargo test --release --workspace --test local_run boards` writes target/boards/job.json: the answers of a Prometheus that scraped a
-# real run. It needs npm, and Debian's chromium. This is no Grafana: the panels are drawn as Grafana draws them.
+# query.py makes them from a real run. It needs npm, and Debian's chromium. This is no Grafana: its components draw the panels.
 set -euo pipefail
 cd "$(dirname "$0")"
 root=../..
@@ -11,8 +10,8 @@ cp -r package.json index.html vite.config.mjs src "$build"
 cd "$build"
 root=../../..
 [ -d node_modules ] || npm install --no-audit --no-fund --legacy-peer-deps
-npx vite build
-npx vite preview --port 5199 --strictPort > preview.log 2>&1 &
+node node_modules/vite/bin/vite.js build
+node node_modules/vite/bin/vite.js preview --port 5199 --strictPort > preview.log 2>&1 &
 server=$!
 sleep 3
 trap 'kill $server' EXIT
