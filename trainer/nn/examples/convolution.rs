@@ -13,8 +13,8 @@ use std::time::Instant;
 use lockstep_nn::Instructions;
 use lockstep_nn::device::Accumulation;
 use lockstep_nn::device::conv::{
-    BackwardInput, BackwardWeights, Convolution, Finish, Forward, Geometry, Input, backward_input, backward_weights,
-    forward,
+    BackwardInput, BackwardWeights, Convolution, Finish, Forward, Geometry, Input, Output, backward_input,
+    backward_weights, forward,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -155,7 +155,7 @@ fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Res
                 weights: &packed_forward,
                 finish: Finish::default(),
                 accumulation,
-                output: &mut output,
+                output: Output::F32(&mut output),
                 workspace: &mut workspace,
             },
         );
@@ -170,7 +170,7 @@ fn measure(instructions: Instructions, layer: &Layer, repetitions: usize) -> Res
                     output_gradient: Input::F32(&output_gradient),
                     weights: &packed_backward,
                     accumulation,
-                    input_gradient: &mut input_gradient,
+                    input_gradient: Output::F32(&mut input_gradient),
                     workspace: &mut workspace,
                 },
             );

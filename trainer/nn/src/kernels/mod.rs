@@ -9,6 +9,7 @@ pub(crate) mod narrow;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod simd;
+pub(crate) mod stored;
 
 /// An instruction set that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,26 +91,29 @@ fn run_avx512<K: Vectorised>(kernel: K) -> K::Output {
 /// Compiles a loop in plain Rust for each instruction set; the function takes the set before its
 /// other arguments.
 macro_rules! vectorised {
-    ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+    ($(#[$meta:meta])* $visible:vis fn $name:ident $(<$generic:ident: $bound:path>)?
+     ($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
         #[allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
-        $visible fn $name(instructions: $crate::kernels::Instructions, $($argument: $type),*) $(-> $result)? {
+        $visible fn $name $(<$generic: $bound>)? (
+            instructions: $crate::kernels::Instructions, $($argument: $type),*
+        ) $(-> $result)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
-            fn plain($($argument: $type),*) $(-> $result)? $body
+            fn plain $(<$generic: $bound>)? ($($argument: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
-            fn avx2($($argument: $type),*) $(-> $result)? {
+            fn avx2 $(<$generic: $bound>)? ($($argument: $type),*) $(-> $result)? {
                 plain($($argument),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx2,fma")]
             #[allow(clippy::too_many_arguments, reason = "operands of one loop")]
-            fn avx512($($argument: $type),*) $(-> $result)? {
+            fn avx512 $(<$generic: $bound>)? ($($argument: $type),*) $(-> $result)? {
                 plain($($argument),*)
             }
 

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "vector intrinsics on pointers")]
 
+use super::narrow::bf16;
+
 /// A vector of `LANES` adjacent values.
 ///
 /// # Safety
@@ -21,6 +23,26 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot(self, factor: Self, addend: Self) -> Self {
         // SAFETY: the trait's contract.
         unsafe { self.mul_add(factor, addend) }
+    }
+    /// Loads `LANES` values of bf16.
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        let mut wide = [0.0; 16];
+        // SAFETY: the trait's contract; no vector has more lanes.
+        unsafe {
+            (0..Self::LANES).for_each(|lane| wide[lane] = f32::from_bits(u32::from(*from.add(lane)) << 16));
+            Self::load(wide.as_ptr())
+        }
+    }
+    /// Rounds to bf16 and stores `LANES` values.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        let mut wide = [0.0; 16];
+        // SAFETY: the trait's contract; no vector has more lanes.
+        unsafe {
+            self.store(wide.as_mut_ptr());
+            (0..Self::LANES).for_each(|lane| *to.add(lane) = bf16(wide[lane]));
+        }
     }
     /// `yes` where `self > other`, else `no`.
     unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self;
@@ -275,6 +297,29 @@ mod x86 {
         #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
             Avx512Bf16(unsafe { self.0.add(other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const u16) -> Self {
+            unsafe {
+                let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())));
+                Avx512Bf16(Avx512(_mm512_castsi512_ps(wide)))
+            }
+        }
+
+        /// In the steps of [`bf16`](super::bf16).
+        #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut u16) {
+            unsafe {
+                let values = self.0.0;
+                let bits = _mm512_castps_si512(values);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+                let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+                let is_none = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+                let rounded = _mm512_mask_mov_epi32(rounded, is_none, quiet);
+                _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+            }
         }
 
         #[inline(always)]

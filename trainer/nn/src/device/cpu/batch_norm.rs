@@ -12,10 +12,14 @@ use super::{
     Cpu,
     channels::{RUN, folded, spread, width},
     put,
+    staging::all_bf16,
 };
 use crate::{
     device::Region,
-    kernels::vectorised,
+    kernels::{
+        stored::{Bf16, Stored},
+        vectorised,
+    },
     op::{Accumulation, BatchNorm, BatchNormBackward, BatchNormFixed, MicroBatch},
 };
 
@@ -42,16 +46,26 @@ fn coefficients(mean: f32, variance: f32, epsilon: f32, weight: f32, bias: f32) 
 }
 
 pub(super) fn forward(cpu: &Cpu, operation: &BatchNorm, batch: &MicroBatch) {
-    let BatchNorm { x, y, weight, bias, kept, ends, epsilon, relu } = operation;
+    let BatchNorm { x, y, .. } = operation;
+    if let Some([x, y]) = all_bf16(batch.samples, [x, y]) {
+        return forward_of::<Bf16>(cpu, operation, batch, &cpu.view(x), &mut cpu.lease(y));
+    }
+    let (x, mut y) = (cpu.read(*x, batch.samples), cpu.write_all(*y, batch.samples, Accumulation::Replace));
+    forward_of::<f32>(cpu, operation, batch, &x, &mut y);
+}
+
+fn forward_of<T: Stored>(cpu: &Cpu, operation: &BatchNorm, batch: &MicroBatch, values: &[T], target: &mut [T]) {
+    let BatchNorm { x, weight, bias, kept, ends, epsilon, relu, .. } = operation;
     let (channels, wide) = (x.shape.channels, width(x.shape.channels));
     let (weight, bias) = (cpu.view::<f32>(*weight), cpu.view::<f32>(*bias));
     let (mut kept, mut scratch) = (cpu.lease::<f32>(*kept), cpu.scratch(scratch_elements(channels)));
-    let (values, mut target) = (cpu.read(*x, batch.samples), cpu.write_all(*y, batch.samples, Accumulation::Replace));
     let ranges = groups(cpu, *ends, batch, x.shape.elements());
     for (range, kept) in ranges.zip(kept.chunks_exact_mut(2 * channels)) {
         let values = &values[range.clone()];
         let [shift, first, second, first_run, second_run, ..] = rows(&mut scratch, wide);
-        spread(&values[..channels], shift);
+        let first_pixel = values[..channels].iter().copied().map(Stored::get);
+        shift.iter_mut().zip(first_pixel).for_each(|(shift, value)| *shift = value);
+        repeat(shift, channels);
         moments(cpu.instructions, values, shift, [&mut *first, &mut *second], [first_run, second_run]);
         let count = (values.len() / channels) as f32;
         let (mean, variance) = kept.split_at_mut(channels);
@@ -93,11 +107,27 @@ pub(super) fn forward_fixed(cpu: &Cpu, operation: &BatchNormFixed, batch: &Micro
 }
 
 pub(super) fn backward(cpu: &Cpu, operation: &BatchNormBackward, batch: &MicroBatch) {
-    let BatchNormBackward { x, dy, weight, bias, kept, ends, epsilon, relu, dx, .. } = operation;
-    let (channels, wide) = (x.shape.channels, width(x.shape.channels));
-    let (weights, biases, kept) = (cpu.view::<f32>(*weight), cpu.view::<f32>(*bias), cpu.view::<f32>(*kept));
+    let BatchNormBackward { x, dy, dx, .. } = operation;
+    let into = dx.as_ref().map_or(x, |dx| &dx.into);
+    if let Some([x, dy, into]) = all_bf16(batch.samples, [x, dy, into]) {
+        let mut target = dx.as_ref().map(|_| cpu.lease(into));
+        return backward_of::<Bf16>(cpu, operation, batch, [&cpu.view(x), &cpu.view(dy)], target.as_deref_mut());
+    }
     let (values, gradients) = (cpu.read(*x, batch.samples), cpu.read(*dy, batch.samples));
     let mut target = dx.as_ref().map(|dx| cpu.write_all(dx.into, batch.samples, dx.now(batch)));
+    backward_of::<f32>(cpu, operation, batch, [&values, &gradients], target.as_deref_mut());
+}
+
+fn backward_of<T: Stored>(
+    cpu: &Cpu,
+    operation: &BatchNormBackward,
+    batch: &MicroBatch,
+    [values, gradients]: [&[T]; 2],
+    mut target: Option<&mut [T]>,
+) {
+    let BatchNormBackward { x, weight, bias, kept, ends, epsilon, relu, dx, .. } = operation;
+    let (channels, wide) = (x.shape.channels, width(x.shape.channels));
+    let (weights, biases, kept) = (cpu.view::<f32>(*weight), cpu.view::<f32>(*bias), cpu.view::<f32>(*kept));
     let accumulation = dx.as_ref().map_or(Accumulation::Replace, |dx| dx.now(batch));
     let mut scratch = cpu.scratch(scratch_elements(channels));
     let mut sums = Sums::new(cpu, operation, batch);
@@ -191,7 +221,7 @@ fn repeat(row: &mut [f32], channels: usize) {
 
 vectorised! {
     /// `Σ (x − s)` and `Σ (x − s)²` over rows.
-    fn moments(values: &[f32], shift: &[f32], totals: [&mut [f32]; 2], runs: [&mut [f32]; 2]) {
+    fn moments<T: Stored>(values: &[T], shift: &[f32], totals: [&mut [f32]; 2], runs: [&mut [f32]; 2]) {
         let ([first, second], [first_run, second_run]) = (totals, runs);
         first.fill(0.0);
         second.fill(0.0);
@@ -201,7 +231,7 @@ vectorised! {
             for row in rows.chunks(shift.len()) {
                 let sums = first_run.iter_mut().zip(second_run.iter_mut());
                 for (((first, second), value), shift) in sums.zip(row).zip(shift) {
-                    let value = value - shift;
+                    let value = value.get() - shift;
                     *first += value;
                     *second += value * value;
                 }
@@ -214,16 +244,16 @@ vectorised! {
 
 vectorised! {
     /// `y = a·x + b`, cut off below 0 where asked for.
-    fn scale(y: &mut [f32], x: &[f32], a: &[f32], b: &[f32], relu: bool) {
+    fn scale<T: Stored>(y: &mut [T], x: &[T], a: &[f32], b: &[f32], relu: bool) {
         for (y, x) in y.chunks_mut(a.len()).zip(x.chunks(a.len())) {
             let elements = y.iter_mut().zip(x).zip(a.iter().zip(b));
             if relu {
                 elements.for_each(|((y, x), (a, b))| {
-                    let value = x * a + b;
-                    *y = if value <= 0.0 { 0.0 } else { value };
+                    let value = x.get() * a + b;
+                    *y = T::of(if value <= 0.0 { 0.0 } else { value });
                 });
             } else {
-                elements.for_each(|((y, x), (a, b))| *y = x * a + b);
+                elements.for_each(|((y, x), (a, b))| *y = T::of(x.get() * a + b));
             }
         }
     }
@@ -240,7 +270,7 @@ struct Shape<'a> {
 
 vectorised! {
     /// `Σ dy` and `Σ dy·(x − μ)` over rows, `dy` cut off where `a·x + b` was.
-    fn products(x: &[f32], dy: &[f32], shape: Shape<'_>, totals: [&mut [f32]; 2], runs: [&mut [f32]; 2]) {
+    fn products<T: Stored>(x: &[T], dy: &[T], shape: Shape<'_>, totals: [&mut [f32]; 2], runs: [&mut [f32]; 2]) {
         let ([first, second], [first_run, second_run]) = (totals, runs);
         let Shape { a, b, means, relu } = shape;
         first.fill(0.0);
@@ -253,12 +283,14 @@ vectorised! {
                 let elements = sums.zip(x.iter().zip(dy)).zip(a.iter().zip(b).zip(means));
                 if relu {
                     for (((first, second), (x, dy)), ((a, b), mean)) in elements {
-                        let dy = if x * a + b > 0.0 { *dy } else { 0.0 };
+                        let (x, dy) = (x.get(), dy.get());
+                        let dy = if x * a + b > 0.0 { dy } else { 0.0 };
                         *first += dy;
                         *second += dy * (x - mean);
                     }
                 } else {
                     for (((first, second), (x, dy)), (_, mean)) in elements {
+                        let (x, dy) = (x.get(), dy.get());
                         *first += dy;
                         *second += dy * (x - mean);
                     }
@@ -272,10 +304,10 @@ vectorised! {
 
 vectorised! {
     /// `dx = a·dy + q·x + r`, where `a = γ/√(σ² + ε)` is also forward's factor.
-    fn spread_back(
-        dx: &mut [f32],
-        x: &[f32],
-        dy: &[f32],
+    fn spread_back<T: Stored>(
+        dx: &mut [T],
+        x: &[T],
+        dy: &[T],
         shape: Shape<'_>,
         coefficients: [&[f32]; 2],
         accumulation: Accumulation,
@@ -288,21 +320,25 @@ vectorised! {
             match (accumulation, relu) {
                 (Accumulation::Replace, true) => {
                     for ((dx, (x, dy)), ((a, b), (q, r))) in elements {
-                        let dy = if x * a + b > 0.0 { *dy } else { 0.0 };
-                        *dx = a * dy + (q * x + r);
+                        let (x, dy) = (x.get(), dy.get());
+                        let dy = if x * a + b > 0.0 { dy } else { 0.0 };
+                        *dx = T::of(a * dy + (q * x + r));
                     }
                 }
                 (Accumulation::Replace, false) => {
-                    elements.for_each(|((dx, (x, dy)), ((a, _), (q, r)))| *dx = a * dy + (q * x + r));
+                    elements.for_each(|((dx, (x, dy)), ((a, _), (q, r)))| *dx = T::of(a * dy.get() + (q * x.get() + r)));
                 }
                 (Accumulation::Add, true) => {
                     for ((dx, (x, dy)), ((a, b), (q, r))) in elements {
-                        let dy = if x * a + b > 0.0 { *dy } else { 0.0 };
-                        *dx += a * dy + (q * x + r);
+                        let (x, dy) = (x.get(), dy.get());
+                        let dy = if x * a + b > 0.0 { dy } else { 0.0 };
+                        *dx = T::of(dx.get() + (a * dy + (q * x + r)));
                     }
                 }
                 (Accumulation::Add, false) => {
-                    elements.for_each(|((dx, (x, dy)), ((a, _), (q, r)))| *dx += a * dy + (q * x + r));
+                    elements.for_each(|((dx, (x, dy)), ((a, _), (q, r)))| {
+                        *dx = T::of(dx.get() + (a * dy.get() + (q * x.get() + r)));
+                    });
                 }
             }
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::{
     Cpu,
     conv::{self, Convolution as Kernel, Geometry},
-    staging::Reading,
+    staging::{Reading, Writing},
 };
 use crate::{
-    arena::View,
+    arena::{Lease, View},
     dtype::DType,
     memory::Tensor,
-    op::{Convolution, ConvolutionInput, ConvolutionWeight, FoldedNorm, MicroBatch, Window},
+    op::{Accumulation, Convolution, ConvolutionInput, ConvolutionWeight, FoldedNorm, MicroBatch, Window},
     shape::Shape,
 };
 
@@ -76,7 +76,7 @@ pub(super) fn forward(cpu: &Cpu, plan: &Kernel, operation: &Convolution, batch: 
     let (packed, rest) = scratch.split_at_mut(plan.packed_forward_elements());
     let (factors, rest) = rest.split_at_mut(outputs);
     let (addends, workspace) = rest.split_at_mut(outputs);
-    let in_pairs = plan.reads_pairs(cpu.instructions)[0] && is_bf16(x);
+    let in_pairs = plan.reads_pairs(cpu.instructions)[0] && is_bf16(x) && is_bf16(&y.into);
     if in_pairs {
         plan.pack_forward_pairs(&cpu.reading(*weight), packed);
     } else {
@@ -98,7 +98,7 @@ pub(super) fn forward(cpu: &Cpu, plan: &Kernel, operation: &Convolution, batch: 
             weights: packed,
             finish,
             accumulation: y.now(batch),
-            output: &mut cpu.write_all(y.into, batch.samples, y.now(batch)),
+            output: targets(cpu, y.into, batch, y.now(batch), in_pairs).output(),
             workspace,
         },
     );
@@ -128,6 +128,29 @@ fn images(cpu: &Cpu, tensor: Tensor, batch: &MicroBatch, in_pairs: bool) -> Imag
         Images::Bf16(cpu.view(tensor.of(batch.samples)))
     } else {
         Images::F32(cpu.read(tensor, batch.samples))
+    }
+}
+
+/// Images as a kernel writes them.
+enum Targets {
+    F32(Writing),
+    Bf16(Lease<u16>),
+}
+
+impl Targets {
+    fn output(&mut self) -> conv::Output<'_> {
+        match self {
+            Targets::F32(values) => conv::Output::F32(values),
+            Targets::Bf16(values) => conv::Output::Bf16(values),
+        }
+    }
+}
+
+fn targets(cpu: &Cpu, tensor: Tensor, batch: &MicroBatch, accumulation: Accumulation, in_pairs: bool) -> Targets {
+    if in_pairs {
+        Targets::Bf16(cpu.lease(tensor.of(batch.samples)))
+    } else {
+        Targets::F32(cpu.write_all(tensor, batch.samples, accumulation))
     }
 }
 
@@ -163,7 +186,7 @@ pub(super) fn input_gradient(cpu: &Cpu, plan: &Kernel, operation: &ConvolutionIn
     let ConvolutionInput { dy, weight, dx, .. } = operation;
     let mut scratch = cpu.scratch(plan.input_scratch());
     let (packed, workspace) = scratch.split_at_mut(plan.packed_backward_elements());
-    let in_pairs = plan.reads_pairs(cpu.instructions)[1] && is_bf16(dy);
+    let in_pairs = plan.reads_pairs(cpu.instructions)[1] && is_bf16(dy) && is_bf16(&dx.into);
     if in_pairs {
         plan.pack_backward_pairs(&cpu.reading(*weight), packed);
     } else {
@@ -176,7 +199,7 @@ pub(super) fn input_gradient(cpu: &Cpu, plan: &Kernel, operation: &ConvolutionIn
             output_gradient: images(cpu, *dy, batch, in_pairs).input(),
             weights: packed,
             accumulation: dx.now(batch),
-            input_gradient: &mut cpu.write_all(dx.into, batch.samples, dx.now(batch)),
+            input_gradient: targets(cpu, dx.into, batch, dx.now(batch), in_pairs).output(),
             workspace,
         },
     );

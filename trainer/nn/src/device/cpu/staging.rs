@@ -101,6 +101,12 @@ const fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::Bf16 | DType::F16)
 }
 
+/// The samples of tensors if all of them are of bf16.
+pub(super) fn all_bf16<const N: usize>(samples: usize, tensors: [&Tensor; N]) -> Option<[Region; N]> {
+    let all = tensors.iter().all(|tensor| tensor.region.memory.dtype == DType::Bf16);
+    all.then(|| tensors.map(|tensor| tensor.of(samples)))
+}
+
 impl Cpu {
     /// A region of a float type.
     pub(super) fn reading(&self, region: Region) -> Reading {

@@ -14,24 +14,25 @@ use super::finish::{Finish, Written};
 use super::tile::{PANEL, Walk, spread, with_constant};
 use crate::device::Accumulation;
 use crate::kernels::simd::Simd;
+use crate::kernels::stored::Stored;
 
 /// Rows up to this long leave out the columns where a tap finds zeros: that saves more than one
 /// long run for all taps of a kernel row, if there are enough channels.
 const SHORT_ROW: usize = 16;
 const ENOUGH_CHANNELS: usize = 32;
 
-pub(super) struct Job<'a> {
+pub(super) struct Job<'a, T> {
     pub(super) correlation: &'a Correlation,
     pub(super) source: &'a [f32],
     /// From [`super::pack`].
     pub(super) packed: &'a [f32],
     pub(super) finish: Finish<'a>,
     pub(super) accumulation: Accumulation,
-    pub(super) target: &'a mut [f32],
+    pub(super) target: &'a mut [T],
     pub(super) workspace: &'a mut [f32],
 }
 
-impl Job<'_> {
+impl<T> Job<'_, T> {
     fn check(&self) {
         let Job { correlation, source, packed, finish, target, .. } = self;
         assert!(source.len() >= correlation.source_elements(), "source of {}", source.len());
@@ -51,12 +52,13 @@ impl Job<'_> {
 #[inline(always)]
 pub(super) unsafe fn run<
     S: Simd,
+    T: Stored,
     const WIDE: usize,
     const WIDE_PIXELS: usize,
     const NARROW: usize,
     const NARROW_PIXELS: usize,
 >(
-    job: Job<'_>,
+    job: Job<'_, T>,
 ) {
     job.check();
     let Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
@@ -93,9 +95,9 @@ pub(super) unsafe fn run<
                 // SAFETY: the caller's promise; `check` compared the lengths with the shapes.
                 unsafe {
                     if wide {
-                        part.run::<S, WIDE, WIDE_PIXELS>(target, &mut ahead);
+                        part.run::<S, T, WIDE, WIDE_PIXELS>(target, &mut ahead);
                     } else {
-                        part.run::<S, NARROW, NARROW_PIXELS>(target, &mut ahead);
+                        part.run::<S, T, NARROW, NARROW_PIXELS>(target, &mut ahead);
                     }
                 }
                 panel += together;
@@ -150,7 +152,7 @@ impl Part<'_> {
     /// # Safety
     /// The core has the instructions of `S`; what is read, weights and target hold the block.
     #[inline(always)]
-    unsafe fn run<S: Simd, const V: usize, const PIXELS: usize>(&self, target: &mut [f32], ahead: &mut Ahead) {
+    unsafe fn run<S: Simd, T: Stored, const V: usize, const PIXELS: usize>(&self, target: &mut [T], ahead: &mut Ahead) {
         let Part { correlation, block, read, weights, written } = self;
         let Correlation { depth, y, x, target_size: [height, width], .. } = correlation;
         let Read { start, strides, walk } = read;
@@ -173,7 +175,7 @@ impl Part<'_> {
                         let source = start.add(from + first * walk.pixel);
                         let target = target.as_mut_ptr().add(into);
                         ahead.fetch::<S>();
-                        written.fetch::<S, V>(target, count);
+                        written.fetch::<S, T, V>(target, count);
                         with_constant!(count, R, {
                             if R <= PIXELS {
                                 let sums = if whole || !skips {
@@ -181,7 +183,7 @@ impl Part<'_> {
                                 } else {
                                     by_column.sums_inside::<S, V, R>(source, weights, left, right)
                                 };
-                                written.write::<S, V, R>(sums, target);
+                                written.write::<S, T, V, R>(sums, target);
                             }
                         });
                     }
@@ -192,7 +194,7 @@ impl Part<'_> {
 }
 
 /// A phase that no tap reaches: its sums are zero.
-pub(super) fn without_taps(correlation: &Correlation, accumulation: Accumulation, target: &mut [f32]) {
+pub(super) fn without_taps<T: Stored>(correlation: &Correlation, accumulation: Accumulation, target: &mut [T]) {
     if accumulation == Accumulation::Add {
         return;
     }
@@ -202,7 +204,7 @@ pub(super) fn without_taps(correlation: &Correlation, accumulation: Accumulation
         for row in 0..y.targets {
             let line = (image * height + y.place + y.spacing * row) * width;
             for column in 0..x.targets {
-                target[(line + x.place + x.spacing * column) * channels..][..channels].fill(0.0);
+                target[(line + x.place + x.spacing * column) * channels..][..channels].fill(T::of(0.0));
             }
         }
     }

@@ -61,7 +61,7 @@ fn pairs(correlation: &Correlation, order: Order, mut each: impl FnMut(usize, us
 /// # Safety
 /// The core has the instructions of `S`.
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd, const V: usize>(job: correlate::Job<'_>) {
+pub(super) unsafe fn run<S: Simd, const V: usize>(job: correlate::Job<'_, f32>) {
     const { assert!(V * S::LANES == PANEL) };
     let correlate::Job { correlation, source, packed, finish, accumulation, target, workspace } = job;
     assert!(source.len() >= correlation.source_elements(), "source of {}", source.len());
@@ -98,7 +98,7 @@ pub(super) unsafe fn run<S: Simd, const V: usize>(job: correlate::Job<'_>) {
                         with_constant!(count, R, {
                             if R <= TILE {
                                 let sums = steps.sums::<S, V, R>(source, weights, taps.clone(), x.taps);
-                                written.write::<S, V, R>(sums, target);
+                                written.write::<S, f32, V, R>(sums, target);
                             }
                         });
                     }

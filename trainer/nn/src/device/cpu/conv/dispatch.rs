@@ -7,6 +7,7 @@ use crate::kernels::Instructions;
 use crate::kernels::simd::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{Avx2, Avx512, Avx512Bf16};
+use crate::kernels::stored::Bf16;
 
 /// One function for each kernel. The kernel is inlined into one function for each instruction set.
 macro_rules! kernels {
@@ -47,15 +48,15 @@ macro_rules! kernels {
 // A tile of six pixels × two vectors fills twelve of AVX2's 16 registers, one of fourteen × two 28
 // of AVX-512's 32.
 kernels! {
-    correlate(correlate::Job<'_>):
-        correlate::run::<Plain, 2, 3, 2, 3>,
-        correlate::run::<Avx2, 2, 6, 2, 6>,
-        correlate::run::<Avx512, 2, 14, 1, 16>;
+    correlate(correlate::Job<'_, f32>):
+        correlate::run::<Plain, f32, 2, 3, 2, 3>,
+        correlate::run::<Avx2, f32, 2, 6, 2, 6>,
+        correlate::run::<Avx512, f32, 2, 14, 1, 16>;
     gradient(gradient::Job<'_>):
         gradient::run::<Plain, 2, 3, 2, 3>,
         gradient::run::<Avx2, 2, 6, 2, 6>,
         gradient::run::<Avx512, 2, 14, 1, 16>;
-    depthwise(correlate::Job<'_>):
+    depthwise(correlate::Job<'_, f32>):
         depthwise::run::<Plain, 2>,
         depthwise::run::<Avx2, 2>,
         depthwise::run::<Avx512, 1>;
@@ -94,6 +95,6 @@ pub(super) fn multiplies_pairs(instructions: Instructions) -> bool {
 }
 
 kernels_of_pairs! {
-    correlate_pairs(correlate::Job<'_>): correlate::run::<Avx512Bf16, 2, 14, 1, 16>;
+    correlate_pairs(correlate::Job<'_, Bf16>): correlate::run::<Avx512Bf16, Bf16, 2, 14, 1, 16>;
     gradient_pairs(gradient::Job<'_>): gradient::run::<Avx512Bf16, 2, 14, 1, 16>;
 }

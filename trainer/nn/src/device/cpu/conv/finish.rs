@@ -5,6 +5,7 @@
 use super::tile::{PANEL, unrolled};
 use crate::device::Accumulation;
 use crate::kernels::simd::Simd;
+use crate::kernels::stored::Stored;
 
 /// What happens to a sum before it is written: `relu(scale · sum + shift (+ what was there))`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,21 +44,21 @@ impl Finish<'_> {
 
     /// One pixel's channels from `channel` on.
     #[inline(always)]
-    pub(super) fn write(
+    pub(super) fn write<T: Stored>(
         &self,
         accumulation: Accumulation,
         channel: usize,
         sum: impl Fn(usize) -> f32,
-        target: &mut [f32],
+        target: &mut [T],
     ) {
         for (lane, target) in target.iter_mut().enumerate() {
             let scale = self.scale.map_or(1.0, |scale| scale[channel + lane]);
             let shift = self.shift.map_or(0.0, |shift| shift[channel + lane]);
             let mut value = sum(lane) * scale + shift;
             if accumulation == Accumulation::Add {
-                value += *target;
+                value += target.get();
             }
-            *target = if self.relu && value <= 0.0 { 0.0 } else { value };
+            *target = T::of(if self.relu && value <= 0.0 { 0.0 } else { value });
         }
     }
 }
@@ -79,12 +80,12 @@ impl Written<'_> {
     /// # Safety
     /// The core has the instructions of `S`; the target holds the pixels.
     #[inline(always)]
-    pub(super) unsafe fn fetch<S: Simd, const V: usize>(&self, target: *const f32, pixels: usize) {
+    pub(super) unsafe fn fetch<S: Simd, T: Stored, const V: usize>(&self, target: *const T, pixels: usize) {
         for pixel in 0..pixels {
             for first in (0..V).map(|v| v * S::LANES) {
                 if first.is_multiple_of(PANEL) && first < self.channels {
                     // SAFETY: the caller's promise.
-                    unsafe { S::prefetch_to_write(target.add(pixel * self.pixel + first)) };
+                    unsafe { S::prefetch_to_write(target.add(pixel * self.pixel + first).cast()) };
                 }
             }
         }
@@ -96,13 +97,17 @@ impl Written<'_> {
     /// The core has the instructions of `S`; the target holds `R` pixels, and `finish` the
     /// channels.
     #[inline(always)]
-    pub(super) unsafe fn write<S: Simd, const V: usize, const R: usize>(&self, sums: [[S; V]; R], target: *mut f32) {
+    pub(super) unsafe fn write<S: Simd, T: Stored, const V: usize, const R: usize>(
+        &self,
+        sums: [[S; V]; R],
+        target: *mut T,
+    ) {
         let Written { finish, accumulation, channel, channels, pixel } = self;
         let plain = finish.is_none() && *accumulation == Accumulation::Replace;
         // SAFETY: the caller's promise.
         unsafe {
             if plain && *channels == V * S::LANES {
-                unrolled::<R>(|r| (0..V).for_each(|v| sums[r][v].store(target.add(r * pixel + v * S::LANES))));
+                unrolled::<R>(|r| (0..V).for_each(|v| T::store(sums[r][v], target.add(r * pixel + v * S::LANES))));
                 return;
             }
             let mut lines = [[0.0; 2 * PANEL]; R];
@@ -114,9 +119,9 @@ impl Written<'_> {
                     let value =
                         finish.apply(*channel + first, S::load(line.as_ptr().add(first)), |value| match accumulation {
                             Accumulation::Replace => value,
-                            Accumulation::Add => value.add(S::load(target.add(first))),
+                            Accumulation::Add => value.add(T::load(target.add(first))),
                         });
-                    value.store(target.add(first));
+                    T::store(value, target.add(first));
                     first += S::LANES;
                 }
                 let target = std::slice::from_raw_parts_mut(target.add(first), channels - first);

@@ -1,4 +1,4 @@
-//! Images that a kernel reads, by their type.
+//! Images that a kernel reads and writes, by their type.
 
 /// Images to read.
 #[derive(Debug, Clone, Copy)]
@@ -35,4 +35,13 @@ impl<'a> Input<'a> {
             Input::Bf16(values) => bytemuck::cast_slice(values),
         }
     }
+}
+
+/// Images to write.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// Of f32.
+    F32(&'a mut [f32]),
+    /// Bits of bf16.
+    Bf16(&'a mut [u16]),
 }

@@ -44,7 +44,7 @@ use crate::kernels::Instructions;
 use axis::Axis;
 use correlation::Correlation;
 pub use finish::Finish;
-pub use input::Input;
+pub use input::{Input, Output};
 use pack::Order;
 
 /// The sizes of a convolution; pairs are rows, then columns.
@@ -127,8 +127,8 @@ pub struct Forward<'a> {
     pub finish: Finish<'a>,
     /// With [`Accumulation::Add`], what was in the output is added before the ReLU.
     pub accumulation: Accumulation,
-    /// `y`.
-    pub output: &'a mut [f32],
+    /// `y`, of the input's type.
+    pub output: Output<'a>,
     /// [`Convolution::forward_workspace_elements`] of scratch.
     pub workspace: &'a mut [f32],
 }
@@ -142,8 +142,8 @@ pub struct BackwardInput<'a> {
     pub weights: &'a [f32],
     /// True if `dx` is replaced or added to.
     pub accumulation: Accumulation,
-    /// `dx`.
-    pub input_gradient: &'a mut [f32],
+    /// `dx`, of the same type.
+    pub input_gradient: Output<'a>,
     /// [`Convolution::backward_input_workspace_elements`] of scratch.
     pub workspace: &'a mut [f32],
 }
@@ -365,7 +365,7 @@ impl Convolution {
         if self.depthwise { depthwise::packed_elements(correlation) } else { correlation.packed_elements() }
     }
 
-    fn correlate(&self, instructions: Instructions, job: correlate::Job<'_>) {
+    fn correlate(&self, instructions: Instructions, job: correlate::Job<'_, f32>) {
         if self.depthwise {
             dispatch::depthwise(instructions, job);
         } else {
@@ -387,49 +387,71 @@ impl Convolution {
 /// `y = relu(scale · (w ∗ x) + shift (+ y))`.
 ///
 /// # Panics
-/// If an operand is too short, or the core lacks the instructions.
+/// If an operand is too short, its type does not suit, or the core lacks the instructions.
 pub fn forward(instructions: Instructions, convolution: &Convolution, operands: Forward<'_>) {
-    let Forward { input, weights, finish, accumulation, output, workspace } = operands;
-    let pairs = convolution.forward_pairs.as_ref().filter(|_| input.is_bf16());
-    let correlation = pairs.unwrap_or(&convolution.forward);
-    let source = if pairs.is_some() { input.words() } else { input.in_f32() };
-    let job = correlate::Job { correlation, source, packed: weights, finish, accumulation, target: output, workspace };
-    if pairs.is_some() {
-        dispatch::correlate_pairs(instructions, job);
-    } else {
-        convolution.correlate(instructions, job);
+    let Forward { input, weights: packed, finish, accumulation, output, workspace } = operands;
+    match (input, output) {
+        (Input::F32(source), Output::F32(target)) => {
+            let correlation = &convolution.forward;
+            let job = correlate::Job { correlation, source, packed, finish, accumulation, target, workspace };
+            convolution.correlate(instructions, job);
+        }
+        (Input::Bf16(_), Output::Bf16(target)) => {
+            let pairs = convolution.forward_pairs.as_ref();
+            let correlation = pairs.unwrap_or_else(|| panic!("no pairs: {:?}", convolution.geometry));
+            let (source, target) = (input.words(), bytemuck::cast_slice_mut(target));
+            let job = correlate::Job { correlation, source, packed, finish, accumulation, target, workspace };
+            dispatch::correlate_pairs(instructions, job);
+        }
+        (input, output) => panic!("{input:?} and {output:?} are of different types"),
     }
 }
 
 /// `dx (+)= wᵀ ∗ dy`.
 ///
 /// # Panics
-/// If an operand is too short, or the core lacks the instructions.
+/// If an operand is too short, its type does not suit, or the core lacks the instructions.
 pub fn backward_input(instructions: Instructions, convolution: &Convolution, operands: BackwardInput<'_>) {
     let BackwardInput { output_gradient, weights: mut packed, accumulation, input_gradient, workspace } = operands;
-    let pairs = convolution.backward_pairs.as_ref().filter(|_| output_gradient.is_bf16());
-    let source = if pairs.is_some() { output_gradient.words() } else { output_gradient.in_f32() };
-    for correlation in pairs.unwrap_or(&convolution.backward) {
-        let elements = match pairs {
-            Some(_) => 2 * correlation.packed_elements(),
-            None => convolution.packed_elements(correlation),
-        };
-        let (part, rest) = packed.split_at(elements);
-        let job = correlate::Job {
-            correlation,
-            source,
-            packed: part,
-            finish: Finish::default(),
-            accumulation,
-            target: input_gradient,
-            workspace,
-        };
-        if pairs.is_some() {
-            dispatch::correlate_pairs(instructions, job);
-        } else {
-            convolution.correlate(instructions, job);
+    let finish = Finish::default();
+    match (output_gradient, input_gradient) {
+        (Input::F32(source), Output::F32(target)) => {
+            for correlation in &convolution.backward {
+                let (part, rest) = packed.split_at(convolution.packed_elements(correlation));
+                let (packed_part, target, workspace) = (part, &mut *target, &mut *workspace);
+                let job = correlate::Job {
+                    correlation,
+                    source,
+                    packed: packed_part,
+                    finish,
+                    accumulation,
+                    target,
+                    workspace,
+                };
+                convolution.correlate(instructions, job);
+                packed = rest;
+            }
         }
-        packed = rest;
+        (Input::Bf16(_), Output::Bf16(target)) => {
+            for correlation in convolution.backward_pairs.iter().flatten() {
+                // Twice the room was for packing.
+                let (part, rest) = packed.split_at(2 * correlation.packed_elements());
+                let (source, target) = (output_gradient.words(), bytemuck::cast_slice_mut(&mut *target));
+                let (packed_part, workspace) = (part, &mut *workspace);
+                let job = correlate::Job {
+                    correlation,
+                    source,
+                    packed: packed_part,
+                    finish,
+                    accumulation,
+                    target,
+                    workspace,
+                };
+                dispatch::correlate_pairs(instructions, job);
+                packed = rest;
+            }
+        }
+        (from, into) => panic!("{from:?} and {into:?} are of different types"),
     }
 }
 
