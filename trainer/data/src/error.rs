@@ -29,6 +29,14 @@ pub enum DataError {
         /// The names of the missing one.
         looked_for: String,
     },
+    /// Samples without labels, or labels without samples.
+    #[error("{} has no partner {looked_for} beside it: samples and labels come in pairs", present.display())]
+    NoPartner {
+        /// The file that is there.
+        present: PathBuf,
+        /// The name of the missing one.
+        looked_for: String,
+    },
     /// A file cannot be read.
     #[error("reading {}: {source}", path.display())]
     Read {
@@ -220,6 +228,14 @@ pub enum DataError {
         found: usize,
         /// The most that are accepted.
         most: usize,
+    },
+    /// A file of pictures was written while it was in use.
+    #[error(
+        "{place} was changed while a run reads it: put the file back, or begin a new run; copy data that others change"
+    )]
+    Changed {
+        /// Which.
+        place: String,
     },
     /// A class of which no picture can be decoded.
     #[error("{place} and all other pictures of its class are corrupt; replace them")]

@@ -13,7 +13,7 @@ use crate::{
     DataError, Dataset, MAX_CLASSES, PictureOptions, Samples, Shape,
     look::{check_folder, look},
     picture,
-    pictures::{Pictures, Place, read_part},
+    pictures::{Files, Pictures, Place, read_part},
     samples::{check_fraction, held_out},
 };
 
@@ -115,19 +115,21 @@ fn dataset(
     let numbers: BTreeMap<&str, u32> =
         names.iter().enumerate().map(|(number, name)| (name.as_str(), number as u32)).collect();
     let [train, evaluation] = parts.map(|classes| {
-        let (mut files, mut labels) = (Vec::new(), Vec::new());
+        let (mut files, mut stamps, mut labels) = (Vec::new(), Vec::new(), Vec::new());
         let mut hash = blake3::Hasher::new_derive_key("lockstep image folder v1");
         for class in classes {
             for picture in class.pictures {
                 labels.push(numbers[class.name.as_str()]);
                 hash.update(picture.path.as_os_str().as_encoded_bytes()).update(&[0]);
-                hash.update(&picture.bytes.to_le_bytes());
+                hash.update(&picture.stamp.bytes.to_le_bytes());
+                stamps.push(picture.stamp);
                 files.push(picture.path);
             }
         }
         let places = (0..files.len() as u32).map(|file| Place { file, part: None }).collect();
         let fingerprint = *hash.finalize().as_bytes();
-        let pictures = Pictures::new(folder.to_owned(), files, places, fingerprint, options.clone());
+        let pictures =
+            Pictures::new(folder.to_owned(), Files { paths: files, stamps }, places, fingerprint, options.clone());
         Samples::pictures(shape, names.len(), labels, pictures).named(names.to_vec())
     });
     Ok(Dataset { train, evaluation })

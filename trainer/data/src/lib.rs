@@ -1,11 +1,12 @@
 //! Data set → batches.
 //!
-//! [`idx`], [`cifar`], [`imagefolder`], [`shards`] and [`segmentation`] read samples, [`synthetic`]
-//! makes them, and [`glyphs`] draws them.
+//! [`idx`], [`cifar`], [`arrays`], [`imagefolder`], [`shards`] and [`segmentation`] read samples,
+//! [`synthetic`] makes them, and [`glyphs`] draws them.
 //! [`Normalise`] and [`Augment`] say how they reach the model. [`Permutation`] orders an epoch,
 //! [`Batches`] and [`Seat`] say which samples of it a rank takes in a step, [`Loader`] prepares
 //! them as micro-batches ahead of the training, and [`Tally`] tells which were taken.
 
+pub mod arrays;
 mod augment;
 mod batches;
 pub mod cifar;
@@ -29,6 +30,7 @@ mod samples;
 pub mod segmentation;
 mod shape;
 pub mod shards;
+mod stamp;
 pub mod synthetic;
 mod tally;
 

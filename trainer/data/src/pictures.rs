@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -18,6 +18,7 @@ use crate::{
     picture::{Decoded, MAX_ENCODED_BYTES, decode},
     random::Random,
     resample::{Scratch, resample},
+    stamp::Stamp,
 };
 
 /// How often a file is read that storage does not give, and the pause before another try.
@@ -69,14 +70,31 @@ pub(crate) struct Place {
     pub(crate) part: Option<(u64, u64)>,
 }
 
+/// The files of pictures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Files {
+    /// Paths below the folder.
+    pub(crate) paths: Vec<PathBuf>,
+    /// As they were when they were listed.
+    pub(crate) stamps: Vec<Stamp>,
+}
+
+/// Why a picture is not read.
+enum Unread {
+    /// Its file is another than the one that was listed.
+    Changed,
+    Failed(io::Error),
+}
+
 /// Pictures, by their numbers.
 pub(crate) struct Pictures {
     pub(crate) folder: PathBuf,
-    /// Paths below the folder.
-    pub(crate) files: Vec<PathBuf>,
+    pub(crate) files: Files,
     pub(crate) places: Vec<Place>,
     /// A digest that tells these pictures from others.
     pub(crate) fingerprint: [u8; 32],
+    /// A digest of the files' contents, if it is known.
+    pub(crate) contents: OnceLock<[u8; 32]>,
     pub(crate) options: PictureOptions,
     corrupt: Mutex<BTreeSet<usize>>,
 }
@@ -92,7 +110,7 @@ impl fmt::Debug for Pictures {
 
 impl PartialEq for Pictures {
     fn eq(&self, other: &Self) -> bool {
-        (&self.files, &self.places, self.fingerprint) == (&other.files, &other.places, other.fingerprint)
+        (&self.files.paths, &self.places, self.fingerprint) == (&other.files.paths, &other.places, other.fingerprint)
     }
 }
 
@@ -116,17 +134,18 @@ struct Buffers {
 impl Pictures {
     pub(crate) fn new(
         folder: PathBuf,
-        files: Vec<PathBuf>,
+        files: Files,
         places: Vec<Place>,
         fingerprint: [u8; 32],
         options: PictureOptions,
     ) -> Self {
-        Self { folder, files, places, fingerprint, options, corrupt: Mutex::default() }
+        Self { folder, files, places, fingerprint, contents: OnceLock::new(), options, corrupt: Mutex::default() }
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let paths: usize = self.files.iter().map(|file| file.as_os_str().len() + size_of::<PathBuf>()).sum();
-        paths + size_of_val(self.places.as_slice())
+        let Files { paths, stamps } = &self.files;
+        let paths: usize = paths.iter().map(|path| path.as_os_str().len() + size_of::<PathBuf>()).sum();
+        paths + size_of_val(stamps.as_slice()) + size_of_val(self.places.as_slice())
     }
 
     /// Writes the values of the pictures, one after another: each thread takes the next one that
@@ -179,8 +198,9 @@ impl Pictures {
                     Ok(picture) => return self.checked(candidate, picture, shape),
                     Err(reason) => reason,
                 },
-                Err(source) if is_lasting(&source) => source.to_string(),
-                Err(source) => self.end(DataError::Read { path: self.path(candidate), source }),
+                Err(Unread::Failed(source)) if is_lasting(&source) => source.to_string(),
+                Err(Unread::Failed(source)) => self.end(DataError::Read { path: self.path(candidate), source }),
+                Err(Unread::Changed) => self.end(DataError::Changed { place: self.place(candidate) }),
             };
             self.skip(candidate, problem);
         }
@@ -216,19 +236,28 @@ impl Pictures {
         panic!("{message}");
     }
 
-    fn read(&self, id: usize, encoded: &mut Vec<u8>) -> io::Result<()> {
+    fn read(&self, id: usize, encoded: &mut Vec<u8>) -> Result<(), Unread> {
+        let stamp = self.files.stamps[self.places[id].file as usize];
         let mut tried = 0;
         loop {
             tried += 1;
-            match read_part(&self.path(id), self.places[id].part, encoded) {
+            let mut read = || -> io::Result<Result<(), Unread>> {
+                let file = File::open(self.path(id))?;
+                if Stamp::of(&file.metadata()?) != stamp {
+                    return Ok(Err(Unread::Changed));
+                }
+                read_open(file, self.places[id].part, encoded).map(Ok)
+            };
+            match read() {
                 Err(error) if tried < TRIES && !is_lasting(&error) => thread::sleep(PAUSE),
-                other => return other,
+                Err(error) => return Err(Unread::Failed(error)),
+                Ok(read) => return read,
             }
         }
     }
 
     fn path(&self, id: usize) -> PathBuf {
-        self.folder.join(&self.files[self.places[id].file as usize])
+        self.folder.join(&self.files.paths[self.places[id].file as usize])
     }
 
     /// The place of a picture, for people.
@@ -257,7 +286,10 @@ fn is_lasting(error: &io::Error) -> bool {
 
 /// Replaces what `encoded` holds by a part of a file, or by all of it.
 pub(crate) fn read_part(path: &Path, part: Option<(u64, u64)>, encoded: &mut Vec<u8>) -> io::Result<()> {
-    let mut file = File::open(path)?;
+    read_open(File::open(path)?, part, encoded)
+}
+
+fn read_open(mut file: File, part: Option<(u64, u64)>, encoded: &mut Vec<u8>) -> io::Result<()> {
     let bytes = match part {
         Some((start, bytes)) => {
             file.seek(SeekFrom::Start(start))?;

@@ -1,5 +1,5 @@
-//! Labelled samples: pixels in memory, pictures on disk that are decoded when they are wanted, or
-//! random values that are drawn then.
+//! Labelled samples: pixels or other values in memory, pictures on disk that are decoded when they
+//! are wanted, or random values that are drawn then.
 
 use std::sync::{Arc, OnceLock};
 
@@ -58,6 +58,8 @@ enum Labels {
 enum Content {
     /// Bytes of all samples in one block, sample after sample, each channel × row × column.
     Memory(Vec<u8>),
+    /// Values of all samples in one block, in the same order.
+    Values(Vec<f32>),
     /// Encoded pictures.
     Pictures(Arc<Pictures>),
     /// Random bytes, keyed by the seed and the sample's number from `first`.
@@ -75,6 +77,12 @@ impl Samples {
     pub fn new(shape: Shape, classes: usize, pixels: Vec<u8>, labels: Vec<u32>) -> Self {
         assert_eq!(pixels.len(), labels.len() * shape.bytes(), "{} labels of {shape:?}", labels.len());
         Self::of(shape, classes, labels, Content::Memory(pixels))
+    }
+
+    /// Samples whose values are no bytes. They are normalised, and never changed at random.
+    pub(crate) fn values(shape: Shape, classes: usize, values: Vec<f32>, labels: Vec<u32>) -> Self {
+        assert_eq!(values.len(), labels.len() * shape.bytes(), "{} labels of {shape:?}", labels.len());
+        Self::of(shape, classes, labels, Content::Values(values))
     }
 
     /// Samples of random values, each byte uniform, whose bits depend on the seed and their number
@@ -149,6 +157,17 @@ impl Samples {
         Self { class_names: class_names.into(), ..self }
     }
 
+    /// The same, where a digest of the files' contents is known. It tells these pictures from
+    /// others of the same names and lengths.
+    #[must_use]
+    pub fn with_contents(self, digest: [u8; 32]) -> Self {
+        if let Content::Pictures(pictures) = &self.content {
+            // The digest of files that were fetched is known once.
+            let _ = pictures.contents.set(digest);
+        }
+        self
+    }
+
     /// Size of each sample.
     #[must_use]
     pub const fn shape(&self) -> Shape {
@@ -209,6 +228,12 @@ impl Samples {
         matches!(self.content, Content::Pictures(_))
     }
 
+    /// True if the values are bytes, which may be changed at random.
+    #[must_use]
+    pub const fn are_bytes(&self) -> bool {
+        !matches!(self.content, Content::Values(_))
+    }
+
     /// How the values are normalised.
     #[must_use]
     pub const fn normalise(&self) -> &Normalise {
@@ -220,6 +245,7 @@ impl Samples {
     pub fn memory_bytes(&self) -> u64 {
         let content = match &self.content {
             Content::Memory(pixels) => pixels.len(),
+            Content::Values(values) => size_of_val(values.as_slice()),
             Content::Pictures(pictures) => pictures.memory_bytes(),
             Content::Random { .. } => 0,
         };
@@ -269,7 +295,9 @@ impl Samples {
     pub fn pixels(&self) -> &[u8] {
         match &self.content {
             Content::Memory(pixels) => pixels,
-            Content::Pictures(_) | Content::Random { .. } => panic!("the samples do not lie in memory"),
+            Content::Values(_) | Content::Pictures(_) | Content::Random { .. } => {
+                panic!("the samples do not lie in memory as bytes")
+            }
         }
     }
 
@@ -365,6 +393,9 @@ impl Samples {
             let preparation = Preparation { labels, shape: *shape, levels: &levels, augment, pass };
             return pictures.prepare(ids, &preparation, values);
         }
+        if let Content::Values(all) = &self.content {
+            return ids.iter().for_each(|id| self.normalised_values(&all[*id as usize * bytes..][..bytes], values));
+        }
         if let (Content::Memory(_), None) = (&self.content, pass) {
             return ids.iter().for_each(|id| self.extend(self.image(*id as usize), &levels, values));
         }
@@ -372,7 +403,9 @@ impl Samples {
         for id in ids {
             match (&self.content, pass) {
                 (Content::Random { seed, first }, _) => random_bytes(*seed, first + id, &mut sample),
-                (Content::Memory(_), None) | (Content::Pictures(_), _) => unreachable!("prepared already"),
+                (Content::Memory(_), None) | (Content::Values(_) | Content::Pictures(_), _) => {
+                    unreachable!("prepared already")
+                }
                 (Content::Memory(_), Some(pass)) => {
                     self.viewed(*id as usize, &self.view(*id, pass), &mut sample, &mut scratch);
                 }
@@ -397,11 +430,20 @@ impl Samples {
         }
     }
 
+    fn normalised_values(&self, sample: &[f32], values: &mut Vec<f32>) {
+        let Normalise { mean, std } = &self.normalise;
+        let moments = mean.iter().zip(std);
+        for (channel, (mean, std)) in sample.chunks(self.shape.height * self.shape.width).zip(moments) {
+            values.extend(channel.iter().map(|value| (value - mean) / std));
+        }
+    }
+
     /// The first samples and the last `held_out`. Pictures are split by class when they are listed.
     pub(crate) fn split(mut self, held_out: usize) -> Dataset {
         let kept = self.len() - held_out;
         let content = match &mut self.content {
             Content::Memory(pixels) => Content::Memory(pixels.split_off(kept * self.shape.bytes())),
+            Content::Values(values) => Content::Values(values.split_off(kept * self.shape.bytes())),
             Content::Random { seed, first } => Content::Random { seed: *seed, first: *first + kept as u64 },
             Content::Pictures(pictures) => unreachable!("{pictures:?} are split already"),
         };
@@ -444,7 +486,11 @@ impl Samples {
         }
         match content {
             Content::Memory(pixels) => hash.update(pixels),
-            Content::Pictures(pictures) => hash.update(&pictures.fingerprint),
+            Content::Values(values) => feed_values(values, hash),
+            Content::Pictures(pictures) => {
+                hash.update(&pictures.fingerprint);
+                hash.update(pictures.contents.get().map_or(&[], |digest| &digest[..]))
+            }
             Content::Random { seed, first } => hash.update(&seed.to_le_bytes()).update(&first.to_le_bytes()),
         };
         match labels {
@@ -487,6 +533,14 @@ fn random_bytes(seed: u64, id: u64, sample: &mut [u8]) {
         let drawn = random.next().to_le_bytes();
         bytes.copy_from_slice(&drawn[..bytes.len()]);
     }
+}
+
+fn feed_values<'a>(values: &[f32], hash: &'a mut blake3::Hasher) -> &'a mut blake3::Hasher {
+    for values in values.chunks(1024) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        hash.update(&bytes);
+    }
+    hash
 }
 
 /// Refuses a share of held-out samples that is none.

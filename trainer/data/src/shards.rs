@@ -17,7 +17,7 @@ use crate::{
     DataError, Dataset, MAX_CLASSES, PictureOptions, Samples, Shape,
     look::{check_folder, look},
     picture,
-    pictures::{Pictures, Place, read_part},
+    pictures::{Files, Pictures, Place, read_part},
     samples::{check_fraction, held_out},
 };
 
@@ -97,7 +97,7 @@ fn listed(folder: &Path, part: &Path) -> Result<Vec<PathBuf>, DataError> {
 /// The samples of one part.
 #[derive(Default)]
 struct Listed {
-    files: Vec<PathBuf>,
+    files: Files,
     places: Vec<Place>,
     labels: Vec<u32>,
     /// What tells the samples from others: names, lengths and labels.
@@ -106,11 +106,13 @@ struct Listed {
 
 impl Listed {
     fn read(folder: &Path, files: Vec<PathBuf>, classes: Option<usize>) -> Result<Self, DataError> {
-        let mut listed = Self { files, ..Self::default() };
+        let mut listed = Self::default();
         let most = classes.unwrap_or(MAX_CLASSES) - 1;
-        for (file, path) in listed.files.iter().enumerate() {
+        for (file, path) in files.iter().enumerate() {
             let path = folder.join(path);
-            for Member { key, start, bytes, label } in members(&path)? {
+            let (stamp, members) = members(&path)?;
+            listed.files.stamps.push(stamp);
+            for Member { key, start, bytes, label } in members {
                 if label > most as u64 {
                     return Err(DataError::MemberLabel { path, key, found: label.to_string(), most });
                 }
@@ -120,6 +122,7 @@ impl Listed {
                 listed.labels.push(label as u32);
             }
         }
+        listed.files.paths = files;
         Ok(listed)
     }
 
@@ -142,7 +145,7 @@ impl Listed {
 
     fn first_size(&self, folder: &Path) -> Result<(usize, usize), DataError> {
         let place = &self.places[0];
-        let path = folder.join(&self.files[place.file as usize]);
+        let path = folder.join(&self.files.paths[place.file as usize]);
         let mut encoded = Vec::new();
         match read_part(&path, place.part, &mut encoded) {
             Ok(()) => picture::size(&encoded).map_err(|reason| DataError::Undecodable { path, reason }),

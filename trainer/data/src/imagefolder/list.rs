@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::MAX_PICTURES;
-use crate::DataError;
+use crate::{DataError, stamp::Stamp};
 
 /// Ends of the names of files that are pictures, in lower case.
 const ENDS: [&str; 3] = ["jpg", "jpeg", "png"];
@@ -25,7 +25,7 @@ pub(super) struct ClassFolder {
 pub(super) struct PictureFile {
     /// Below the data set's folder.
     pub(super) path: PathBuf,
-    pub(super) bytes: u64,
+    pub(super) stamp: Stamp,
 }
 
 /// Lists the folders below `part` of the data set's `folder`, in the order of their names. Files
@@ -62,7 +62,7 @@ fn pictures(folder: &Path, below: &Path) -> Result<Vec<PictureFile>, DataError> 
         }
         let found = fs::metadata(&path).map_err(|source| read_error(&path, source))?;
         if found.is_file() {
-            pictures.push(PictureFile { path: below.join(entry.file_name()), bytes: found.len() });
+            pictures.push(PictureFile { path: below.join(entry.file_name()), stamp: Stamp::of(&found) });
         }
     }
     Ok(pictures)

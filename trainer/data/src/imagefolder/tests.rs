@@ -163,6 +163,7 @@ fn a_corrupt_picture_is_named_and_replaced_by_the_next_of_its_class() {
     let (file, first, _) = place_of(folder.path(), &train, "four");
     let whole = fs::read(&file).expect("there");
     fs::write(&file, &whole[..whole.len() / 2]).expect("written");
+    let train = read(folder.path(), 0.1, &options).expect("whole").train;
     let found = values(&train);
     assert_eq!(found[first], good[first + 1]);
     assert!((0..good.len()).all(|index| index == first || found[index] == good[index]), "others stay as they are");
@@ -181,10 +182,26 @@ fn more_corrupt_pictures_than_are_accepted_end_the_training() {
     for class in ["four", "nine"] {
         fs::write(place_of(folder.path(), &train, class).0, b"no picture").expect("written");
     }
+    let train = read(folder.path(), 0.1, &options).expect("whole").train;
     assert!(catch_unwind(AssertUnwindSafe(|| values(&train))).is_err());
     let told = told.lock().expect("no panic");
     let last = told.last().expect("told");
     assert!(last.contains("neither JPEG nor PNG") && last.contains("spec.dataset.maxCorrupt accepts 1"), "{told:?}");
+}
+
+#[test]
+fn a_picture_that_is_written_while_it_is_in_use_ends_the_training_at_equal_length_too() {
+    let folder = folder(60);
+    let (options, told) = options(1, 1);
+    let train = read(folder.path(), 0.1, &options).expect("whole").train;
+    values(&train);
+    let file = place_of(folder.path(), &train, "four").0;
+    let mut content = fs::read(&file).expect("there");
+    *content.last_mut().expect("bytes") ^= 1;
+    fs::write(&file, content).expect("written");
+    assert!(catch_unwind(AssertUnwindSafe(|| values(&train))).is_err());
+    let told = told.lock().expect("no panic");
+    assert!(told.len() == 1 && told[0].contains("was changed while a run reads it"), "{told:?}");
 }
 
 #[test]
@@ -229,6 +246,8 @@ fn another_name_or_length_changes_the_fingerprint() {
     fs::rename(&file, &renamed).expect("renamed");
     let after = fingerprint();
     assert_ne!(before, after);
+    let known = read(folder.path(), 0.1, &options(0, 1).0).expect("whole");
+    assert_ne!(known.map(|part| part.with_contents([7; 32])).fingerprint(), after, "contents that are known count");
     fs::write(&renamed, b"shorter").expect("written");
     assert_ne!(after, fingerprint());
 }

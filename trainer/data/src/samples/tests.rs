@@ -31,7 +31,7 @@ fn any_difference_changes_the_fingerprint() {
     };
     let pixel = change(|data| match &mut data.train.content {
         Content::Memory(pixels) => pixels[0] ^= 1,
-        Content::Pictures(_) | Content::Random { .. } => unreachable!(),
+        Content::Values(_) | Content::Pictures(_) | Content::Random { .. } => unreachable!(),
     });
     let label = change(|data| data.evaluation.labels = Labels::Samples(vec![2]));
     let shape = change(|data| data.train.shape = Shape { channels: 1, height: 2, width: 1 });

@@ -8,7 +8,7 @@ use std::{
 
 use tar::Archive;
 
-use crate::{DataError, imagefolder::MAX_PICTURES};
+use crate::{DataError, imagefolder::MAX_PICTURES, stamp::Stamp};
 
 /// Ends of the names of pictures, and of labels.
 const PICTURES: [&str; 3] = ["jpg", "jpeg", "png"];
@@ -36,11 +36,11 @@ struct Open {
     label: Option<u64>,
 }
 
-/// Lists the samples of an archive. Only headers and labels are read.
+/// Lists the samples of an archive, as it is now. Only headers and labels are read.
 ///
 /// # Errors
 /// The archive is damaged, or a sample lacks its picture or its label.
-pub(super) fn members(path: &Path) -> Result<Vec<Member>, DataError> {
+pub(super) fn members(path: &Path) -> Result<(Stamp, Vec<Member>), DataError> {
     let damaged = |source: io::Error| match source.kind() {
         io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
             DataError::DamagedArchive { path: path.to_owned(), source }
@@ -48,7 +48,8 @@ pub(super) fn members(path: &Path) -> Result<Vec<Member>, DataError> {
         _ => DataError::Read { path: path.to_owned(), source },
     };
     let file = File::open(path).map_err(damaged)?;
-    let stored = file.metadata().map_err(damaged)?.len();
+    let stamp = Stamp::of(&file.metadata().map_err(damaged)?);
+    let stored = stamp.bytes;
     let mut archive = Archive::new(BufReader::new(file));
     let (mut found, mut open) = (Vec::new(), Open::default());
     for entry in archive.entries_with_seek().map_err(damaged)? {
@@ -82,7 +83,7 @@ pub(super) fn members(path: &Path) -> Result<Vec<Member>, DataError> {
         }
     }
     found.extend(open.closed(path)?);
-    Ok(found)
+    Ok((stamp, found))
 }
 
 impl Open {
