@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod mnist;
 pub mod namespaces;
 pub mod object_store;
+pub mod object_store_proxy;
 pub mod packages;
 pub mod samples;
 

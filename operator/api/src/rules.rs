@@ -3,8 +3,8 @@
 //! the rules that do not compare with an older object.
 
 use lockstep_launch::{
-    CONSTANT_ALONE, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN,
-    SHARDS,
+    CONSTANT_ALONE, DataUri, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED,
+    OBJECT_URI_PATTERN, SHARDS, WEB_URI_PATTERN,
 };
 
 /// A CEL rule over `spec`.
@@ -219,7 +219,7 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
 
 /// Rules over the data set. `DatasetSpec` says what each format takes.
 fn dataset_rules() -> Vec<Rule> {
-    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100', 'imagefolder', 'tar', 'segmentation']";
+    let in_files = "self.dataset.format in ['idx', 'cifar10', 'cifar100', 'imagefolder', 'tar', 'npy', 'segmentation']";
     let crop = "self.dataset.augment.randomResizedCrop";
     let has_crop = "has(self.dataset) && has(self.dataset.augment) && has(self.dataset.augment.randomResizedCrop)";
     let ordered = |name: &str, field: &'static str| Rule {
@@ -231,24 +231,32 @@ fn dataset_rules() -> Vec<Rule> {
         Rule {
             rule: format!("!has(self.dataset) || !({in_files}) || has(self.dataset.uri)"),
             message:
-                "spec.dataset.uri: required for format idx, cifar10, cifar100, imagefolder, tar and segmentation: \
-                 file:///FOLDER"
+                "spec.dataset.uri: required for format idx, cifar10, cifar100, imagefolder, tar, npy and segmentation: \
+                 file:///FOLDER, s3://BUCKET/PREFIX or https://HOST/ARCHIVE.tar.gz"
                     .to_owned(),
             field: Some(".dataset.uri"),
         },
         Rule {
             rule: format!(
-                "!has(self.dataset) || !({in_files}) || !has(self.dataset.uri) || {}",
+                "!has(self.dataset) || !({in_files}) || !has(self.dataset.uri) || {} || \
+                 self.dataset.uri.matches('{OBJECT_URI_PATTERN}') || \
+                 (self.dataset.uri.matches('{WEB_URI_PATTERN}') && !(self.dataset.uri + '/').contains('/../'))",
                 is_file("self.dataset.uri")
             ),
-            message: "spec.dataset.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
+            message: format!("spec.dataset.uri: {}", DataUri::accepted()),
             field: Some(".dataset.uri"),
         },
         Rule {
+            rule: format!("!has(self.dataset) || !has(self.dataset.cache) || {}", is_file("self.dataset.cache")),
+            message: "spec.dataset.cache: file:///FOLDER, an absolute path without `..`".to_owned(),
+            field: Some(".dataset.cache"),
+        },
+        Rule {
             rule: "!has(self.dataset) || !has(self.dataset.classes) || \
-                 self.dataset.format in ['idx', 'tar', 'segmentation', 'synthetic']"
+                 self.dataset.format in ['idx', 'tar', 'npy', 'segmentation', 'synthetic']"
                 .to_owned(),
-            message: "spec.dataset.classes: only for idx, tar, segmentation and synthetic; leave it out".to_owned(),
+            message: "spec.dataset.classes: only for idx, tar, npy, segmentation and synthetic; leave it out"
+                .to_owned(),
             field: Some(".dataset.classes"),
         },
         Rule {
@@ -258,9 +266,9 @@ fn dataset_rules() -> Vec<Rule> {
         },
         Rule {
             rule: "!has(self.dataset) || !has(self.dataset.image) || \
-                   self.dataset.format in ['imagefolder', 'tar', 'segmentation', 'synthetic']"
+                   self.dataset.format in ['imagefolder', 'tar', 'npy', 'segmentation', 'synthetic']"
                 .to_owned(),
-            message: "spec.dataset.image: only for imagefolder, tar, segmentation and synthetic; leave it out"
+            message: "spec.dataset.image: only for imagefolder, tar, npy, segmentation and synthetic; leave it out"
                 .to_owned(),
             field: Some(".dataset.image"),
         },

@@ -168,7 +168,7 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             "/spec/dataset",
             json!({"format": "cifar10", "uri": "file:///a", "classes": 10}),
             json!({"format": "idx", "uri": "file:///a", "classes": 47}),
-            "spec.dataset.classes: only for idx, tar, segmentation and synthetic",
+            "spec.dataset.classes: only for idx, tar, npy, segmentation and synthetic",
         ),
         (
             "/spec/dataset",
@@ -206,7 +206,11 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             json!({"format": "glyphs", "augment": {"randomResizedCrop": {"scale": [0.5, 1], "ratio": [1, 2]}}}),
             "randomResizedCrop.ratio: the least value",
         ),
-        ("/spec/dataset/uri", json!("s3://bucket/a"), json!("file:///a"), "spec.dataset.uri"),
+        ("/spec/dataset/uri", json!("s3://Bucket/a"), json!("s3://bucket/a"), "spec.dataset.uri"),
+        ("/spec/dataset/uri", json!("http://a.org/b"), json!("https://a.org/b/c.tar.gz"), "spec.dataset.uri"),
+        ("/spec/dataset/uri", json!("https://a.org/../b"), json!("http://localhost:8080/b/"), "spec.dataset.uri"),
+        ("/spec/dataset/uri", json!("https://u:p@a.org/b"), json!("https://a.org:443/..b"), "spec.dataset.uri"),
+        ("/spec/dataset/cache", json!("s3://bucket/a"), json!("file:///a"), "spec.dataset.cache"),
         ("/spec/dataset/uri", json!("file:///a/.."), json!("file:///a/..b"), "spec.dataset.uri"),
         (
             "/spec/training/batchSizeSchedule",

@@ -11,7 +11,7 @@ fn lockstep(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep")).args(arguments).output().expect("lockstep starts")
 }
 
-const EXAMPLES: [&str; 12] = [
+const EXAMPLES: &[&str] = &[
     "cnn.yaml",
     "collectives.yaml",
     "elastic.yaml",
@@ -20,6 +20,7 @@ const EXAMPLES: [&str; 12] = [
     "mlp.yaml",
     "mnist.yaml",
     "object-store.yaml",
+    "object-store-data.yaml",
     "own-model.yaml",
     "perceptron.yaml",
     "resnet20-bf16.yaml",

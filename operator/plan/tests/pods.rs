@@ -108,6 +108,27 @@ fn a_job_with_an_object_store_needs_no_volume_and_keeps_its_own_secrets() {
 }
 
 #[test]
+fn workers_that_fetch_their_data_set_have_room_for_it_unless_the_job_names_a_folder() {
+    let launched = |cache: Option<&str>| {
+        let mut job = job();
+        if let Task::Train(workload) = &mut job.task {
+            let cache = cache.map(|cache| json!(cache));
+            let dataset = json!({"format": "imagefolder", "uri": "s3://pictures/cats", "cache": cache});
+            workload.dataset = serde_json::from_value(dataset).expect("a data set");
+        }
+        let worker = value(&pods(&job)[1]);
+        let env = worker["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
+        let launch = env.iter().find(|variable| variable["name"] == "LOCKSTEP_LAUNCH").expect("its orders");
+        let launch: Value = serde_json::from_str(launch["value"].as_str().expect("a value")).expect("JSON");
+        let volumes = worker["spec"]["volumes"].as_array().cloned().unwrap_or_default();
+        let has_room = volumes.contains(&json!({"name": "lockstep-data", "emptyDir": {}}));
+        (launch["task"]["train"]["dataset"]["cache"].clone(), has_room)
+    };
+    assert_eq!(launched(None), (json!("file:///run/lockstep/data"), true));
+    assert_eq!(launched(Some("file:///cache")), (json!("file:///cache"), false));
+}
+
+#[test]
 fn workers_of_an_encrypting_job_find_credentials_that_only_they_may_read() {
     let mut job = job();
     if let Task::Train(workload) = &mut job.task {

@@ -45,7 +45,8 @@ impl Manifest {
         ))
     }
 
-    fn with(dataset: &str, epochs: u32) -> Self {
+    /// Returns a job that trains LeNet-5 on a data set.
+    pub(crate) fn with(dataset: &str, epochs: u32) -> Self {
         Self(format!(
             "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {{name: lenet}}\nspec:\n  replicas: 2\n  \
              model: {{name: lenet5}}\n  dataset: {dataset}\n  training: {{epochs: {epochs}, globalBatchSize: 64, seed: 7}}\n  \

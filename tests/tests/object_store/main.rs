@@ -1,7 +1,5 @@
 //! Checkpoints in a real S3 server, behind 503s and behind slow and cut connections.
 
-mod proxy;
-
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -16,8 +14,11 @@ use lockstep_checkpoint::{
     Tensors, TrainingIdentity,
 };
 use lockstep_objects::{JobObjects, Limits};
-use lockstep_tests::{object_store::ObjectStore, skip};
-use proxy::{Fate, Proxy};
+use lockstep_tests::{
+    object_store::ObjectStore,
+    object_store_proxy::{Fate, Proxy},
+    skip,
+};
 
 /// Five blocks of a state, so that two writers have parts of it.
 const VALUES: usize = 70_000;

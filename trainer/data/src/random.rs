@@ -22,6 +22,14 @@ impl Random {
         Self::keyed(mix(mix(seed ^ AUGMENTATION) ^ epoch), sample)
     }
 
+    /// Draws bytes.
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
+        for bytes in bytes.chunks_mut(8) {
+            let drawn = self.next().to_le_bytes();
+            bytes.copy_from_slice(&drawn[..bytes.len()]);
+        }
+    }
+
     /// Uniform in `least..most`.
     pub(crate) fn between(&mut self, least: f32, most: f32) -> f32 {
         // 24 bits are what an f32 holds exactly.

@@ -1,6 +1,8 @@
 //! Labelled samples: pixels or other values in memory, pictures on disk that are decoded when they
 //! are wanted, or random values that are drawn then.
 
+mod fingerprint;
+
 use std::sync::{Arc, OnceLock};
 
 use crate::{
@@ -402,7 +404,7 @@ impl Samples {
         let (mut sample, mut scratch) = (vec![0; bytes], Scratch::default());
         for id in ids {
             match (&self.content, pass) {
-                (Content::Random { seed, first }, _) => random_bytes(*seed, first + id, &mut sample),
+                (Content::Random { seed, first }, _) => Random::keyed(*seed, first + id).fill(&mut sample),
                 (Content::Memory(_), None) | (Content::Values(_) | Content::Pictures(_), _) => {
                     unreachable!("prepared already")
                 }
@@ -463,84 +465,14 @@ impl Samples {
         };
         Dataset { train: self, evaluation }
     }
-
-    fn feed(&self, hash: &mut blake3::Hasher) {
-        let Self {
-            shape,
-            classes,
-            class_names,
-            labels,
-            content,
-            normalise: _,
-            augment: _,
-            class_weights: _,
-            weights: _,
-        } = self;
-        let Shape { channels, height, width } = shape;
-        for number in [*channels, *height, *width, *classes, self.len()] {
-            hash.update(&(number as u64).to_le_bytes());
-        }
-        for name in class_names.iter() {
-            hash.update(&(name.len() as u64).to_le_bytes());
-            hash.update(name.as_bytes());
-        }
-        match content {
-            Content::Memory(pixels) => hash.update(pixels),
-            Content::Values(values) => feed_values(values, hash),
-            Content::Pictures(pictures) => {
-                hash.update(&pictures.fingerprint);
-                hash.update(pictures.contents.get().map_or(&[], |digest| &digest[..]))
-            }
-            Content::Random { seed, first } => hash.update(&seed.to_le_bytes()).update(&first.to_le_bytes()),
-        };
-        match labels {
-            Labels::Samples(labels) => {
-                for labels in labels.chunks(1024) {
-                    let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
-                    hash.update(&bytes);
-                }
-            }
-            Labels::Pixels(masks) => {
-                hash.update(&[masks.ignored()]);
-                hash.update(masks.bytes());
-            }
-        }
-    }
 }
 
 impl Dataset {
-    /// blake3 over shapes, counts, class names, contents and labels: members with equal
-    /// fingerprints read the same data. Normalisation and augmentation are the manifest's.
-    #[must_use]
-    pub fn fingerprint(&self) -> [u8; 32] {
-        let Self { train, evaluation } = self;
-        let mut hash = blake3::Hasher::new_derive_key("lockstep data set v2");
-        train.feed(&mut hash);
-        evaluation.feed(&mut hash);
-        *hash.finalize().as_bytes()
-    }
-
     /// The same, with each part changed alike.
     #[must_use]
     pub fn map(self, change: impl Fn(Samples) -> Samples) -> Self {
         Self { train: change(self.train), evaluation: change(self.evaluation) }
     }
-}
-
-fn random_bytes(seed: u64, id: u64, sample: &mut [u8]) {
-    let mut random = Random::keyed(seed, id);
-    for bytes in sample.chunks_mut(8) {
-        let drawn = random.next().to_le_bytes();
-        bytes.copy_from_slice(&drawn[..bytes.len()]);
-    }
-}
-
-fn feed_values<'a>(values: &[f32], hash: &'a mut blake3::Hasher) -> &'a mut blake3::Hasher {
-    for values in values.chunks(1024) {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        hash.update(&bytes);
-    }
-    hash
 }
 
 /// Refuses a share of held-out samples that is none.

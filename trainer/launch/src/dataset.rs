@@ -1,8 +1,10 @@
 //! The samples of a job.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use crate::{InvalidField, file_uri::check_file_uri};
+use crate::{DataUri, InvalidField, file_uri::check_file_uri};
 
 /// The samples to train on and to evaluate with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,17 +14,26 @@ pub struct DatasetSpec {
     /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
     /// allowed), cifar10 or cifar100 (a folder with the binary version), imagefolder (JPEG and PNG
     /// files in a folder for each class), tar (archives with KEY.jpg and KEY.cls for each sample),
-    /// segmentation (a class for each pixel: images/NAME.npy, .png or .jpg with masks/NAME.npy or
-    /// .png; held in memory),
-    /// glyphs (digits that the trainer draws itself, without a download), synthetic (random values
-    /// of any shape, to measure speed) or own (the samples that the trainer's program brings with
-    /// its model).
+    /// npy (NumPy's arrays x_train.npy and y_train.npy, x_test.npy and y_test.npy), segmentation
+    /// (a class for each pixel: images/NAME.npy, .png or .jpg with masks/NAME.npy or .png; held in
+    /// memory), glyphs (digits that the trainer draws itself, without a download), synthetic
+    /// (random values of any shape, to measure speed) or own (the samples that the trainer's
+    /// program brings with its model).
     pub format: DatasetFormat,
-    /// Folder with the files, as a file:// URI inside the workers, such as file:///data/mnist.
-    /// glyphs, synthetic and own do not use it, the other formats require it. Default: none.
+    /// Place of the files: a folder inside the workers, such as file:///data/mnist; a prefix in an
+    /// object store, such as s3://BUCKET/PREFIX (gs and az as well), whose credentials are those
+    /// of the checkpoints; or https://HOST/FOLDER with a file SHA256SUMS. The name of an archive
+    /// (.tar, .tar.gz or .tgz) may end either of the last two. glyphs, synthetic and own do not
+    /// use it, the other formats require it. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     pub uri: Option<String>,
+    /// Folder in which workers keep what they fetch from an object store or the web, as a file://
+    /// URI inside the workers, such as file:///cache. The workers of a machine share it. Default:
+    /// an emptyDir of each pod, and ~/.cache/lockstep/data for `lockstep run`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
+    pub cache: Option<String>,
     /// Share of the samples that is held out for evaluation if the folder has no test files, 0 to
     /// 0.9. Default: 0.1.
     #[serde(default = "DatasetSpec::default_evaluation_fraction")]
@@ -33,13 +44,14 @@ pub struct DatasetSpec {
     #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
-    /// Number of classes; only for idx, tar, segmentation and synthetic. Default: for synthetic 10,
-    /// for the others the greatest label and 1.
+    /// Number of classes; only for idx, tar, npy, segmentation and synthetic. Default: for synthetic
+    /// 10, for the others the greatest label and 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub classes: Option<u32>,
     /// Size of the samples; synthetic requires it. Pictures of imagefolder, tar and segmentation
-    /// are resized to it; without it, all must have the size of the first. Default: none.
+    /// are resized to it; without it, all must have the size of the first. Arrays of npy must have
+    /// it, channels first or last; without it, channels are last. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSpec>,
     /// Value of a mask's pixels that do not count, neither in the loss nor in the evaluation; only
@@ -87,6 +99,8 @@ pub enum DatasetFormat {
     Imagefolder,
     #[allow(missing_docs, reason = "as above")]
     Tar,
+    #[allow(missing_docs, reason = "as above")]
+    Npy,
     #[allow(missing_docs, reason = "as above")]
     Segmentation,
     #[allow(missing_docs, reason = "as above")]
@@ -167,6 +181,7 @@ impl DatasetFormat {
             Self::Cifar100 => "cifar100",
             Self::Imagefolder => "imagefolder",
             Self::Tar => "tar",
+            Self::Npy => "npy",
             Self::Segmentation => "segmentation",
             Self::Glyphs => "glyphs",
             Self::Synthetic => "synthetic",
@@ -178,13 +193,37 @@ impl DatasetFormat {
     #[must_use]
     pub const fn is_in_files(self) -> bool {
         match self {
-            Self::Idx | Self::Cifar10 | Self::Cifar100 | Self::Imagefolder | Self::Tar | Self::Segmentation => true,
+            Self::Idx
+            | Self::Cifar10
+            | Self::Cifar100
+            | Self::Imagefolder
+            | Self::Tar
+            | Self::Npy
+            | Self::Segmentation => true,
             Self::Glyphs | Self::Synthetic | Self::Own => false,
         }
     }
 }
 
 impl DatasetSpec {
+    /// Returns the place of the files, if the format has any. It has been checked.
+    #[must_use]
+    pub fn place(&self) -> Option<DataUri> {
+        self.uri.as_ref().filter(|_| self.format.is_in_files())?.parse().ok()
+    }
+
+    /// Returns true if the files must be fetched before they can be read.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.place().is_some_and(|place| place.is_remote())
+    }
+
+    /// Returns the folder in which fetched files are kept, if the manifest names one.
+    #[must_use]
+    pub fn cache_folder(&self) -> Option<&Path> {
+        self.cache.as_deref().and_then(|uri| uri.strip_prefix("file://")).map(Path::new)
+    }
+
     fn default_evaluation_fraction() -> f64 {
         0.1
     }
@@ -205,6 +244,7 @@ impl DatasetSpec {
         let Self {
             format,
             uri,
+            cache,
             classes,
             image,
             ignore_index,
@@ -218,19 +258,26 @@ impl DatasetSpec {
         } = self;
         match uri {
             None if format.is_in_files() => {
-                let accepted = format!("required for format {}: file:///FOLDER", format.as_str());
+                let accepted = format!(
+                    "required for format {}: file:///FOLDER, s3://BUCKET/PREFIX or https://HOST/ARCHIVE.tar.gz",
+                    format.as_str()
+                );
                 return Err(InvalidField::new("spec.dataset.uri", "missing", accepted));
             }
-            Some(uri) if format.is_in_files() => check_file_uri("spec.dataset.uri", uri)?,
+            Some(text) if format.is_in_files() => {
+                let place = text.parse::<DataUri>();
+                place.map_err(|accepted| InvalidField::new("spec.dataset.uri", text, accepted))?;
+            }
             Some(_) | None => {}
         }
-        use DatasetFormat::{Cifar10, Cifar100, Glyphs, Idx, Imagefolder, Own, Segmentation, Synthetic, Tar};
+        cache.iter().try_for_each(|cache| check_file_uri("spec.dataset.cache", cache))?;
+        use DatasetFormat::{Cifar10, Cifar100, Glyphs, Idx, Imagefolder, Npy, Own, Segmentation, Synthetic, Tar};
         match (format, classes) {
             (Cifar10 | Cifar100 | Imagefolder | Glyphs | Own, Some(classes)) => {
-                let accepted = "only for idx, tar, segmentation and synthetic; leave it out";
+                let accepted = "only for idx, tar, npy, segmentation and synthetic; leave it out";
                 return Err(InvalidField::new("spec.dataset.classes", classes, accepted));
             }
-            (_, None) | (Idx | Tar | Segmentation | Synthetic, Some(_)) => {}
+            (_, None) | (Idx | Tar | Npy | Segmentation | Synthetic, Some(_)) => {}
         }
         match (format, image) {
             (Synthetic, None) => {
@@ -241,9 +288,9 @@ impl DatasetSpec {
                 let accepted = "1 (grey) or 3 (red, green and blue) for pictures";
                 return Err(InvalidField::new("spec.dataset.image.channels", channels, accepted));
             }
-            (Imagefolder | Tar | Segmentation | Synthetic, Some(_)) | (_, None) => {}
+            (Imagefolder | Tar | Npy | Segmentation | Synthetic, Some(_)) | (_, None) => {}
             (Idx | Cifar10 | Cifar100 | Glyphs | Own, Some(_)) => {
-                let accepted = "only for imagefolder, tar, segmentation and synthetic; leave it out";
+                let accepted = "only for imagefolder, tar, npy, segmentation and synthetic; leave it out";
                 return Err(InvalidField::new("spec.dataset.image", "given", accepted));
             }
         }
@@ -307,11 +354,14 @@ mod tests {
             json!({"format": "idx", "uri": "file:///data", "classes": 47}),
             json!({"format": "cifar10", "uri": "file:///data", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}),
             json!({"format": "synthetic", "image": image, "classes": 1000}),
+            json!({"format": "npy", "uri": "file:///data", "image": image, "classes": 3}),
             json!({"format": "glyphs", "augment": {"randomCrop": {"padding": 2}, "randomHorizontalFlip": 0.5}}),
             json!({"format": "glyphs", "augment": {"randomResizedCrop": {}}}),
             json!({"format": "imagefolder", "uri": "file:///data"}),
             json!({"format": "segmentation", "uri": "file:///data", "classes": 4, "ignoreIndex": 0,
                 "image": {"channels": 16, "height": 64, "width": 64}}),
+            json!({"format": "imagefolder", "uri": "s3://pictures/cats", "cache": "file:///cache"}),
+            json!({"format": "idx", "uri": "https://example.org/mnist.tar.gz"}),
             json!({"format": "tar", "uri": "file:///data", "classes": 10, "image": {"height": 8, "width": 8}}),
             json!({"format": "imagefolder", "uri": "file:///data", "image": {"channels": 1, "height": 8, "width": 8}}),
         ];
@@ -321,6 +371,14 @@ mod tests {
         let bad = [
             (json!({"format": "cifar100"}), "spec.dataset.uri: missing: required for format cifar100"),
             (json!({"format": "cifar10", "uri": "/data"}), "spec.dataset.uri: /data: file:///FOLDER"),
+            (
+                json!({"format": "idx", "uri": "http://example.org/a"}),
+                "spec.dataset.uri: http://example.org/a: file:///F",
+            ),
+            (
+                json!({"format": "glyphs", "cache": "s3://pictures"}),
+                "spec.dataset.cache: s3://pictures: file:///FOLDER",
+            ),
             (json!({"format": "cifar10", "uri": "file:///data", "classes": 10}), "spec.dataset.classes: 10: only for"),
             (json!({"format": "synthetic"}), "spec.dataset.image: missing: required"),
             (json!({"format": "glyphs", "image": image}), "spec.dataset.image: given: only for"),
@@ -342,7 +400,8 @@ mod tests {
 
     #[test]
     fn a_format_is_spelled_as_it_is_read() {
-        for format in ["idx", "cifar10", "cifar100", "imagefolder", "tar", "segmentation", "glyphs", "synthetic", "own"]
+        for format in
+            ["idx", "cifar10", "cifar100", "imagefolder", "tar", "npy", "segmentation", "glyphs", "synthetic", "own"]
         {
             let read: DatasetFormat = serde_json::from_value(json!(format)).expect("a format");
             assert_eq!(read.as_str(), format);

@@ -14,6 +14,7 @@ mod benchmark_report;
 mod byte_size;
 mod communication;
 mod credentials;
+mod data_uri;
 mod dataset;
 mod elastic;
 mod ending;
@@ -49,6 +50,7 @@ pub use communication::{Communication, CommunicationAlgorithm, CommunicationBack
 #[cfg(feature = "credentials")]
 pub use credentials::make_credentials;
 pub use credentials::{CredentialFile, WORKER_NAME};
+pub use data_uri::{DataUri, WEB_URI_PATTERN, WebUri};
 pub use dataset::{AugmentSpec, DatasetFormat, DatasetSpec, ImageSpec, RandomCrop, RandomResizedCrop};
 pub use elastic::Elastic;
 pub use ending::Ending;

@@ -391,7 +391,7 @@ mod tests {
             ("spec.model.name", |job| job.model.name = None),
             ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
-            ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
+            ("spec.dataset.uri", |job| job.dataset.uri = Some("ftp://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "s3:///lenet".into()),
             ("spec.training.batchSizeSchedule", |job| {

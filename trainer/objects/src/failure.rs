@@ -1,6 +1,6 @@
 //! Decides what a failed request means: if it may succeed later, and what a person can do.
 
-use std::{error::Error as _, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use lockstep_checkpoint::ObjectsError;
 use lockstep_launch::{ObjectService, ObjectUri};
@@ -237,12 +237,12 @@ pub(crate) fn settings_error(uri: &ObjectUri, error: &Error) -> String {
 }
 
 /// The variables that a user sets.
-struct Variables {
-    credentials: &'static str,
-    endpoint: &'static str,
+pub(crate) struct Variables {
+    pub(crate) credentials: &'static str,
+    pub(crate) endpoint: &'static str,
 }
 
-fn variables(service: ObjectService) -> Variables {
+pub(crate) fn variables(service: ObjectService) -> Variables {
     match service {
         ObjectService::S3 => Variables {
             credentials: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -257,7 +257,7 @@ fn variables(service: ObjectService) -> Variables {
 }
 
 /// Returns an error with all its causes, each once.
-fn chain(error: &Error) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(deeper) = cause {

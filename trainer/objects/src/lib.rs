@@ -1,5 +1,5 @@
 //! Objects in Amazon S3 and compatible stores, Google Cloud Storage and Azure Blob Storage, for
-//! `lockstep-checkpoint`.
+//! `lockstep-checkpoint`. [`fetch()`] brings data sets from there, and from web servers.
 //!
 //! Callers block: each call runs on a small runtime of its own. A call repeats a failed request
 //! within [`Limits`]. Its error names the request, the object, the cause and the remedy. Endpoint
@@ -8,6 +8,7 @@
 
 mod connect;
 mod failure;
+mod fetch;
 mod variables;
 
 use std::{
@@ -32,6 +33,7 @@ use tokio::{
 };
 use tracing::info;
 
+pub use crate::fetch::{FetchError, Fetched, TarFile, fetch, fetch_with};
 use crate::{
     connect::ConnectError,
     failure::{CREATING, FailedRequest, FailureCause},

@@ -2,5 +2,6 @@
 
 pub(crate) mod catchup;
 mod credentials;
+pub(crate) mod last_word;
 mod networks;
 pub(crate) mod session;

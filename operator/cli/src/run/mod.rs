@@ -127,6 +127,9 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
         }
         (Task::Benchmark { .. }, None) => {}
     }
+    if let Task::Train(workload) = &mut job.task {
+        workload.dataset.cache = paths::cache_uri(&workload.dataset, &mounts);
+    }
     let mut run = LocalRun::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
     if let Task::Train(workload) = &run.job.task {
         run.again = Some(again(arguments, &run.folder, workload, &mounts));

@@ -29,6 +29,12 @@ pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<O
     }
 }
 
+/// Returns the folder for fetched files, unless it lies on a volume: then the user's own cache
+/// takes its place.
+pub(crate) fn cache_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Option<String> {
+    dataset.cache.clone().filter(|uri| !mounts.iter().any(|mount| is_below(uri, mount)))
+}
+
 /// Returns the URI of a folder given with `--data`.
 pub(crate) fn data_uri(dataset: &DatasetSpec, folder: &Path) -> anyhow::Result<String> {
     if !dataset.format.is_in_files() {
@@ -84,6 +90,16 @@ mod tests {
                     assert!(error.accepted.contains("--data"), "{error}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_cache_on_a_volume_gives_way_to_the_users_own() {
+        let mounts = [PathBuf::from("/cache")];
+        for (cache, stays) in [("file:///cache/data", false), ("file:///srv/cache", true)] {
+            let dataset = dataset(serde_json::json!({"format": "idx", "uri": "s3://bucket/digits", "cache": cache}));
+            assert_eq!(cache_uri(&dataset, &mounts).is_some(), stays, "{cache}");
+            assert_eq!(dataset_uri(&dataset, &mounts), Ok(Some("s3://bucket/digits".to_owned())));
         }
     }
 

@@ -39,6 +39,10 @@ const CREDENTIALS_VOLUME: &str = "lockstep-credentials";
 const RUN: &str = "/run/lockstep/run";
 /// The volume there.
 const RUN_VOLUME: &str = "lockstep-run";
+/// Folder of a worker's fetched data set if the job names none.
+const DATA: &str = "/run/lockstep/data";
+/// The volume there.
+const DATA_VOLUME: &str = "lockstep-data";
 /// Only owner and group may read the credentials. The group is the pod's.
 const CREDENTIALS_MODE: i32 = 0o440;
 /// Seconds between two readiness probes.
@@ -81,7 +85,10 @@ pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: 
         mount_credentials(&mut spec, &mut trainer, job);
     }
     if objects(job).is_some() && role != PodRole::Coordinator {
-        mount_run(&mut spec, &mut trainer);
+        mount_empty(&mut spec, &mut trainer, RUN_VOLUME, RUN);
+    }
+    if needs_cache(job) && role != PodRole::Coordinator {
+        mount_empty(&mut spec, &mut trainer, DATA_VOLUME, DATA);
     }
     spec.automount_service_account_token = Some(role == PodRole::Coordinator);
     spec.containers.insert(0, trainer);
@@ -192,14 +199,32 @@ fn mount_credentials(spec: &mut PodSpec, trainer: &mut Container, job: &ValidJob
     });
 }
 
-fn mount_run(spec: &mut PodSpec, trainer: &mut Container) {
+/// Mounts an empty folder that lives as long as the pod.
+fn mount_empty(spec: &mut PodSpec, trainer: &mut Container, name: &str, path: &str) {
     let volumes = spec.volumes.get_or_insert_default();
-    volumes.retain(|volume| volume.name != RUN_VOLUME);
+    volumes.retain(|volume| volume.name != name);
     let empty_dir = Some(EmptyDirVolumeSource::default());
-    volumes.push(Volume { name: RUN_VOLUME.to_owned(), empty_dir, ..Volume::default() });
+    volumes.push(Volume { name: name.to_owned(), empty_dir, ..Volume::default() });
     let mounts = trainer.volume_mounts.get_or_insert_default();
-    mounts.retain(|mount| mount.name != RUN_VOLUME && mount.mount_path != RUN);
-    mounts.push(VolumeMount { name: RUN_VOLUME.to_owned(), mount_path: RUN.to_owned(), ..VolumeMount::default() });
+    mounts.retain(|mount| mount.name != name && mount.mount_path != path);
+    mounts.push(VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), ..VolumeMount::default() });
+}
+
+/// True if the workers fetch their data set, and the job names no folder for it.
+fn needs_cache(job: &ValidJob) -> bool {
+    match &job.task {
+        Task::Train(workload) => workload.dataset.is_remote() && workload.dataset.cache.is_none(),
+        Task::Benchmark { .. } => false,
+    }
+}
+
+/// Returns the job's task, with a folder for a data set that is fetched.
+fn task(job: &ValidJob) -> Task {
+    let mut task = job.task.clone();
+    if let (Task::Train(workload), true) = (&mut task, needs_cache(job)) {
+        workload.dataset.cache = Some(format!("file://{DATA}"));
+    }
+    task
 }
 
 /// Makes Kubernetes keep the last log lines of a failed container. They outlive its pod.
@@ -295,7 +320,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         credentials: encrypts(job).then(|| CREDENTIALS.into()),
         grace_seconds: job.grace_seconds().unwrap_or(DEFAULT_GRACE_SECONDS),
         ending: TERMINATION_LOG.into(),
-        task: job.task.clone(),
+        task: task(job),
     }
 }
 

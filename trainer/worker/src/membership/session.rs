@@ -31,6 +31,7 @@ use crate::{
     failure::{Failure, leave, with_causes},
     grace::Drain,
     membership::credentials::identity,
+    membership::last_word::{self, FAREWELL_PATIENCE},
     membership::networks::data_address,
     progress::metrics::Metrics,
     serve::Ready,
@@ -64,8 +65,6 @@ const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 const MAX_HAND_OVER: Duration = Duration::from_secs(30);
 /// How long a hung process may take to write its ending.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a last word may take if the job failed anyway.
-const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The newcomers that the coordinator announced to this member, in the order of the announcements.
 pub(crate) type Newcomers = Arc<Mutex<VecDeque<Follower>>>;
@@ -121,6 +120,7 @@ impl<'a> Session<'a> {
         let (membership, admission) = Membership::join(&coordinator, hello, held, FIRST_PATIENCE)
             .map_err(|error| outside(with_advice(error, launch), || drained(launch, stop, held.step)))?;
         let membership = Arc::new(membership);
+        last_word::go_through(&membership);
         let interrupt = Interrupt { abort: Arc::new(Mutex::new(Abort::new())), awaits_catchup: Arc::default() };
         let newcomers = Newcomers::default();
         membership.on_event({

@@ -1,18 +1,25 @@
 //! The samples that a workload names.
 
-use std::{path::Path, process, sync::Arc};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process,
+    sync::Arc,
+};
 
 use lockstep_data::{
-    Augment, DataError, Dataset, Normalise, PictureOptions, PictureProblem, PictureReport, ResizedCrop, Shape,
+    Augment, DataError, Dataset, Normalise, PictureOptions, PictureProblem, PictureReport, ResizedCrop, Shape, arrays,
     cifar::{self, Cifar},
     glyphs, idx, imagefolder, segmentation, shards, synthetic,
 };
-use lockstep_launch::{AugmentSpec, DatasetFormat, DatasetSpec, ImageSpec, Workload};
+use lockstep_launch::{AugmentSpec, DataUri, DatasetFormat, DatasetSpec, ImageSpec, Workload};
+use lockstep_objects::{FetchError, Fetched, TarFile, fetch};
 use tracing::{error, warn};
 
 use crate::{
     compute::recipe::check_batches,
     failure::{Failure, leave},
+    membership::last_word,
     storage::retry::warned_of,
 };
 
@@ -49,7 +56,15 @@ pub(crate) fn open(workload: &Workload, report: PictureReport) -> Result<Dataset
             let options = segmentation::Options { classes, ignored, shape: dataset.image.map(shape) };
             of_files(dataset, |folder, held_out| segmentation::read(folder, held_out, &options))?
         }
+        DatasetFormat::Npy => {
+            let image = dataset.image.map(shape);
+            of_files(dataset, |folder, held_out| arrays::read(folder, held_out, classes, image))?
+        }
     };
+    if dataset.augment.is_some() && !samples.train.are_bytes() {
+        let problem = "spec.dataset.augment: given: only for pictures and samples of bytes; leave it out";
+        return Err(Failure::fatal(problem));
+    }
     check_class_weights(&training.class_weights, samples.train.classes()).map_err(Failure::fatal)?;
     check_batches(training, samples.train.len() as u64)?;
     let normalise = normalise(dataset, samples.train.shape()).map_err(Failure::fatal)?;
@@ -75,6 +90,9 @@ pub(crate) fn ending_at(ending: &Path) -> PictureReport {
             let failure = failure(&error);
             error!(exit = %failure.exit(), "{failure}");
             leave(&ending, &failure.ending());
+            if let Failure::Fatal(message) = &failure {
+                last_word::fatal(message);
+            }
             process::exit(failure.exit().code().into());
         }
     })
@@ -100,11 +118,44 @@ fn of_files(
     read: impl Fn(&Path, f64) -> Result<Dataset, DataError>,
 ) -> Result<Dataset, Failure> {
     let uri = dataset.uri.as_deref().unwrap_or_default();
-    let folder = Path::new(uri.strip_prefix("file://").unwrap_or(uri));
-    warned_of(uri, || read(folder, dataset.evaluation_fraction)).map_err(|error| {
-        let problem = format!("spec.dataset.uri: {uri}: {error}");
-        if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
+    let failed = |problem: String, passes: bool| {
+        let problem = format!("spec.dataset.uri: {uri}: {problem}");
+        if passes { Failure::retry(problem) } else { Failure::fatal(problem) }
+    };
+    let (folder, contents) = match dataset.place() {
+        Some(place) if place.is_remote() => {
+            let Fetched { folder, digest } =
+                fetched(dataset, &place).map_err(|error| failed(error.to_string(), error.is_passing()))?;
+            (folder, Some(digest))
+        }
+        Some(DataUri::Folder(folder)) => (folder, None),
+        Some(_) | None => (PathBuf::from(uri), None),
+    };
+    let samples = warned_of(uri, || read(&folder, dataset.evaluation_fraction));
+    let samples = samples.map_err(|error| failed(error.to_string(), error.passes()))?;
+    Ok(match contents {
+        Some(digest) => samples.map(|part| part.with_contents(digest)),
+        None => samples,
     })
+}
+
+/// Fetches what the cache lacks of a data set that lies elsewhere.
+fn fetched(dataset: &DatasetSpec, place: &DataUri) -> Result<Fetched, FetchError> {
+    // An archive of the format tar is read where it lies.
+    let tar = if dataset.format == DatasetFormat::Tar { TarFile::Kept } else { TarFile::Unpacked };
+    let cache = dataset.cache_folder().map_or_else(default_cache, Path::to_owned);
+    fetch(place, tar, &cache)
+}
+
+/// Returns the cache of a process that runs by itself: the user's. The operator names that of a
+/// pod.
+fn default_cache() -> PathBuf {
+    let user = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let user = user.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
+    match user.filter(|folder| folder.is_absolute()) {
+        Some(folder) => folder.join("lockstep/data"),
+        None => env::temp_dir().join("lockstep-data"),
+    }
 }
 
 fn random(dataset: &DatasetSpec, seed: u64) -> Result<Dataset, Failure> {

@@ -10,7 +10,8 @@ use std::{
 
 /// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fate {
+pub enum Fate {
+    /// Nothing happens to it.
     Passes,
     /// The answer is 503, and the server does nothing.
     Busy,
@@ -27,7 +28,8 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
-    pub(crate) const ALL: [Self; 7] =
+    /// All fates.
+    pub const ALL: [Self; 7] =
         [Self::Passes, Self::Busy, Self::Cut, Self::AnswerLost, Self::AnswerCut, Self::Slow, Self::Stuck];
 }
 
@@ -40,14 +42,19 @@ const BETWEEN_DROPS: Duration = Duration::from_millis(5);
 type Decide = Box<dyn FnMut(&str) -> Fate + Send>;
 
 /// A proxy in front of a server.
-pub(crate) struct Proxy {
-    pub(crate) address: SocketAddr,
+#[derive(Debug)]
+pub struct Proxy {
+    /// The address at which it listens.
+    pub address: SocketAddr,
     seen: Arc<Mutex<Vec<(String, Fate)>>>,
 }
 
 impl Proxy {
     /// Forwards requests to `server` as `decide` demands.
-    pub(crate) fn start(server: SocketAddr, decide: impl FnMut(&str) -> Fate + Send + 'static) -> Self {
+    ///
+    /// # Panics
+    /// The system has no port.
+    pub fn start(server: SocketAddr, decide: impl FnMut(&str) -> Fate + Send + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -65,7 +72,11 @@ impl Proxy {
     }
 
     /// Returns the requests so far, with their fates.
-    pub(crate) fn seen(&self) -> Vec<(String, Fate)> {
+    ///
+    /// # Panics
+    /// A thread of the proxy panicked.
+    #[must_use]
+    pub fn seen(&self) -> Vec<(String, Fate)> {
         self.seen.lock().expect("not poisoned").clone()
     }
 }
