@@ -1,7 +1,6 @@
 //! Seconds of training steps (forward, backward, update) on one core, one JSON line per step, then
-//! the most memory that the process held:
-//! `cargo run --release -p lockstep-nn --example step -- MODEL BATCH WARM-UP STEPS PRECISION`, where
-//! the precision is f32, bf16 or f16.
+//! the most memory that the process held: `cargo run --release -p lockstep-nn --example step --
+//! MODEL BATCH WARM-UP STEPS PRECISION`, where the precision is f32, bf16 or f16.
 
 use std::{fs, time::Instant};
 

@@ -1,10 +1,10 @@
 //! Training in 16 bits with master weights in f32 (Micikevicius et al., arXiv 1710.03740).
 //!
-//! The arenas of weights, gradients and the optimiser stay in f32, and so does a checkpoint. In bf16
-//! and f16, a plan stores the values between layers and their gradients in 16 bits, and a copy of
-//! all weights that multiply inputs. [`crate::op::Op::Cast`] rounds that copy from the masters after each
-//! update. Products and sums are computed in f32: a result is rounded once, when it is stored. Norms,
-//! softmax and losses compute in f32 as well.
+//! The arenas of weights, gradients and the optimiser stay in f32, and so does a checkpoint. In
+//! bf16 and f16, a plan stores the values between layers and their gradients in 16 bits, and a copy
+//! of all weights that multiply inputs. [`crate::op::Op::Cast`] rounds that copy from the masters
+//! after each update. Products and sums are computed in f32: a result is rounded once, when it is
+//! stored. Norms, softmax and losses compute in f32 as well.
 
 use crate::dtype::DType;
 

@@ -1,6 +1,6 @@
-//! Conversions between f32 and 16 bits, rounded to nearest, ties to even. They give the same bits on
-//! every instruction set: the instruction that rounds to bf16 takes subnormal numbers for zero, so
-//! it is not used here.
+//! Conversions between f32 and 16 bits, rounded to nearest, ties to even. They give the same bits
+//! on every instruction set: the instruction that rounds to bf16 takes subnormal numbers for zero,
+//! so it is not used here.
 
 use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 

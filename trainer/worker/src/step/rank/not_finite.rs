@@ -3,7 +3,8 @@
 //! All ranks hold the same summed gradients and, unless gradients are rounded, the same summed loss
 //! before any weight changes. So each decides by itself, and all decide alike; so do newcomers and
 //! a replay. If the loss is scaled, gradients may be too large only because of that: such a step is
-//! left out whatever the policy says, until the scale can fall no more. A state that is not finite never comes about, and none is saved.
+//! left out whatever the policy says, until the scale can fall no more. A state that is not finite
+//! never comes about, and none is saved.
 
 use lockstep_data::Step;
 use lockstep_launch::OnNonFinite;

@@ -320,8 +320,8 @@ impl Convolution {
         [can && self.forward_pairs.is_some(), can && self.backward_pairs.is_some(), can && !self.depthwise]
     }
 
-    /// Packs weights that are rounded to bf16 for [`forward`] of images of bf16, into as much room as
-    /// [`Convolution::pack_forward`] takes.
+    /// Packs weights that are rounded to bf16 for [`forward`] of images of bf16, into as much room
+    /// as [`Convolution::pack_forward`] takes.
     ///
     /// # Panics
     /// If a slice is too short, or the input channels are odd.

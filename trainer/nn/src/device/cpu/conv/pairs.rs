@@ -1,8 +1,8 @@
 //! Operands in bf16 as the instruction for pairs of products reads them: 32 bits that hold two
 //! neighbours, the first in the lower half.
 //!
-//! Forward and the input's gradient add over channels, so neighbouring channels make a pair, as they
-//! lie. The weights' gradient adds over pixels, so pixels of neighbouring targets make one.
+//! Forward and the input's gradient add over channels, so neighbouring channels make a pair, as
+//! they lie. The weights' gradient adds over pixels, so pixels of neighbouring targets make one.
 
 use super::correlation::{Block, Correlation, Strides};
 use super::pack::{self, Order};
@@ -91,8 +91,8 @@ pub(super) fn copy(
     strides
 }
 
-/// `[panel][row][pair of pixels][16]` of channels `first..first + width` of a block, zeros after the
-/// last channel and beside the last pixel of an odd row.
+/// `[panel][row][pair of pixels][16]` of channels `first..first + width` of a block, zeros after
+/// the last channel and beside the last pixel of an odd row.
 #[inline(always)]
 pub(super) fn gather(
     correlation: &Correlation,
