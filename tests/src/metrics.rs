@@ -1,4 +1,4 @@
-//! The metrics that a worker of a `lockstep run` serves.
+//! The metrics that the processes of a `lockstep run` serve.
 
 use std::{
     fs,
@@ -11,8 +11,18 @@ use std::{
 /// the folder of its run.
 #[must_use]
 pub fn of_worker(folder: &Path, worker: usize) -> Option<String> {
-    let log = fs::read_to_string(folder.join(format!("logs/worker-{worker}.log"))).ok()?;
-    // The last address is that of the newest process of this worker.
+    of_process(folder, &format!("worker-{worker}"))
+}
+
+/// Returns the metrics of the coordinator of a run, which are those of the job, if it serves them.
+#[must_use]
+pub fn of_job(folder: &Path) -> Option<String> {
+    of_process(folder, "coordinator")
+}
+
+fn of_process(folder: &Path, process: &str) -> Option<String> {
+    let log = fs::read_to_string(folder.join(format!("logs/{process}.log"))).ok()?;
+    // The last address is that of the newest process of this name.
     let address = log.split_whitespace().filter_map(|word| word.strip_prefix("metrics=")).next_back()?;
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").ok()?;

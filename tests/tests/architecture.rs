@@ -3,12 +3,13 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// `user ──► used`, the complete list.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("lockstep-launch", &[]),
     ("lockstep-api", &["lockstep-launch"]),
     ("lockstep-plan", &["lockstep-api", "lockstep-launch"]),
-    ("lockstep-controller", &["lockstep-api", "lockstep-launch", "lockstep-plan"]),
+    ("lockstep-controller", &["lockstep-api", "lockstep-launch", "lockstep-metrics", "lockstep-plan"]),
     ("lockstep-cli", &["lockstep-api", "lockstep-launch"]),
+    ("lockstep-metrics", &["lockstep-launch"]),
     ("lockstep-data", &[]),
     ("lockstep-nn", &[]),
     ("lockstep-collective", &[]),
@@ -23,6 +24,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "lockstep-data",
             "lockstep-elastic",
             "lockstep-launch",
+            "lockstep-metrics",
             "lockstep-nn",
             "lockstep-objects",
         ],

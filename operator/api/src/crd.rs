@@ -13,18 +13,19 @@ const MAX_SIZE_LENGTH: u64 = 20;
 
 /// The columns of `kubectl get` for a job: name, type and field. It prints the columns in [`WIDE`]
 /// only with `-o wide`.
-const JOB_COLUMNS: [(&str, &str, &str); 13] = [
+const JOB_COLUMNS: [(&str, &str, &str); 14] = [
     ("Phase", "string", ".status.phase"),
     ("Workers", "string", ".status.display.workers"),
     ("Progress", "string", ".status.display.progress"),
     ("Samples/s", "string", ".status.display.samplesPerSecond"),
     ("Efficiency", "string", ".status.display.efficiency"),
-    ("Restarts", "integer", ".status.restarts"),
+    ("Restarts", "string", ".status.display.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
     ("Step", "integer", ".status.progress.step"),
     ("Loss", "string", ".status.display.loss"),
     ("ETA", "string", ".status.display.remaining"),
-    ("Replaced", "integer", ".status.replacements"),
+    ("Parallel", "string", ".status.display.parallel"),
+    ("Goodput", "string", ".status.display.goodput"),
     ("Generation", "integer", ".status.membership.generation"),
     ("Reason", "string", ".status.reason"),
 ];
@@ -36,7 +37,7 @@ const GROUP_COLUMNS: [(&str, &str, &str); 4] = [
     ("Age", "date", ".metadata.creationTimestamp"),
 ];
 /// Columns for which a narrow terminal has no room. A record's columns all fit.
-const WIDE: [&str; 6] = ["Step", "Loss", "ETA", "Replaced", "Generation", "Reason"];
+const WIDE: [&str; 7] = ["Step", "Loss", "ETA", "Parallel", "Goodput", "Generation", "Reason"];
 
 /// The CRDs as files: name and YAML text.
 #[must_use]

@@ -17,7 +17,7 @@ pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
 pub use status::{
-    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason,
-    TrainerImage, TrainingJobStatus,
+    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LossKind, LostWorker, Phase,
+    Reason, TrainerImage, TrainingJobStatus, WorkerRestarts,
 };
 pub use valid::ValidJob;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_launch::{
-    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ScalingBaseline, ShortGrace, Straggler,
-    Unsaved, WholeRun,
+    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ScalingBaseline, ShortGrace,
+    Straggler, Unsaved, WholeRun,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,9 @@ pub struct TrainingJobStatus {
     /// The number of times that a worker was replaced while others kept the state.
     #[serde(default)]
     pub replacements: u32,
+    /// The workers that were lost and started again, by reason. A restart of all workers counts once.
+    #[serde(default, skip_serializing_if = "WorkerRestarts::is_empty")]
+    pub worker_restarts: WorkerRestarts,
     /// The number of failures that count against failurePolicy.backoffLimit.
     #[serde(default)]
     pub failures: u32,
@@ -94,6 +97,81 @@ pub struct TrainingJobStatus {
     /// Texts for the columns of kubectl get. Programs read the other fields instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<JobColumns>,
+}
+
+/// Lost workers by reason.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[serde(default)]
+pub struct WorkerRestarts {
+    /// Failures of the worker itself.
+    pub crash: u32,
+    /// Memory ran out.
+    pub oom: u32,
+    /// Its room was given to others.
+    pub preempted: u32,
+    /// It was drained, evicted or deleted.
+    pub evicted: u32,
+    /// Its node was lost.
+    pub node_lost: u32,
+    /// It stood still.
+    pub hung: u32,
+}
+
+/// A reason for which a worker was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKind {
+    /// A failure of the worker itself.
+    Crash,
+    /// Memory ran out.
+    Oom,
+    /// Its room was given to others.
+    Preempted,
+    /// It was drained, evicted or deleted.
+    Evicted,
+    /// Its node was lost.
+    NodeLost,
+    /// It stood still.
+    Hung,
+}
+
+impl WorkerRestarts {
+    /// Counts a lost worker.
+    pub fn add(&mut self, kind: LossKind) {
+        let count = match kind {
+            LossKind::Crash => &mut self.crash,
+            LossKind::Oom => &mut self.oom,
+            LossKind::Preempted => &mut self.preempted,
+            LossKind::Evicted => &mut self.evicted,
+            LossKind::NodeLost => &mut self.node_lost,
+            LossKind::Hung => &mut self.hung,
+        };
+        *count = count.saturating_add(1);
+    }
+
+    /// Each count with its reason, as metrics name it.
+    #[must_use]
+    pub const fn by_reason(&self) -> [(&'static str, u32); 6] {
+        let Self { crash, oom, preempted, evicted, node_lost, hung } = *self;
+        [
+            ("crash", crash),
+            ("oom", oom),
+            ("preempted", preempted),
+            ("evicted", evicted),
+            ("node_lost", node_lost),
+            ("hung", hung),
+        ]
+    }
+
+    /// The sum of all counts.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.by_reason().iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.total() == 0
+    }
 }
 
 /// A job in one word.
@@ -263,6 +341,9 @@ pub struct JobProgress {
     /// Mean training loss over the samples of the newest step, in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
+    /// Mean loss over the held-out samples at the newest evaluation, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation_loss: Option<f64>,
     /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
@@ -273,6 +354,30 @@ pub struct JobProgress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
+    /// Learning rate of the newest step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Factor of the loss in the next step; 1 if it is not scaled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// L2 norm of the summed gradients before clipping, as last measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f64>,
+    /// Global batch beyond which more samples save few steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_noise_scale: Option<f64>,
+    /// Samples per second of one worker that trains the whole global batch by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone_samples_per_second: Option<f64>,
+    /// Mean useful time of the ranks divided by the greatest, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balance: Option<f64>,
+    /// Greatest useful time of a rank divided by the step time, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication_efficiency: Option<f64>,
+    /// Load balance times communication efficiency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel_efficiency: Option<f64>,
     /// Throughput divided by world size times the throughput of one worker that trains the same
     /// global batch by itself. Known after the first steps of a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -368,12 +473,61 @@ pub struct JobColumns {
     /// Scaling efficiency, as 93% or 93% (estimated).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<String>,
+    /// Workers that were lost and started again.
+    #[serde(default)]
+    pub restarts: String,
+    /// Load balance and communication efficiency, as 98% x 95%.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<String>,
+    /// Share of the run's time that went into steps that count, as 88%.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<String>,
     /// Training loss in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
     /// Time until the last step, as 2m10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining: Option<String>,
+}
+
+impl TrainingJobStatus {
+    /// The newest report, as far as the status holds it.
+    #[must_use]
+    pub fn report(&self) -> Option<Progress> {
+        let progress = self.progress.clone()?;
+        let membership = self.membership.clone().unwrap_or_default();
+        Some(Progress {
+            step: progress.step,
+            total_steps: progress.total_steps,
+            epoch: progress.epoch,
+            generation: membership.generation,
+            world_size: membership.world_size,
+            loss: progress.loss,
+            evaluation_loss: progress.evaluation_loss,
+            accuracy: progress.accuracy,
+            mean_iou: progress.mean_iou,
+            learning_rate: progress.learning_rate,
+            loss_scale: progress.loss_scale,
+            gradient_norm: progress.gradient_norm,
+            gradient_noise_scale: progress.gradient_noise_scale,
+            samples_per_second: progress.samples_per_second,
+            alone_samples_per_second: progress.alone_samples_per_second,
+            scaling_efficiency: progress.scaling_efficiency,
+            scaling_baseline: progress.scaling_baseline,
+            load_balance: progress.load_balance,
+            communication_efficiency: progress.communication_efficiency,
+            whole_run: progress.whole_run,
+            stragglers: progress.stragglers,
+            communication: progress.communication,
+            damaged_checkpoint: progress.damaged_checkpoint,
+            short_grace: progress.short_grace,
+            unsaved: progress.unsaved,
+            last_checkpoint: self.last_checkpoint.clone(),
+            estimated_remaining_seconds: progress.estimated_remaining_seconds.map(|seconds| seconds as f64),
+            benchmark: self.benchmark.clone(),
+            ..Progress::default()
+        })
+    }
 }
 
 fn conditions(generator: &mut SchemaGenerator) -> Schema {

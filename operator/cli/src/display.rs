@@ -211,6 +211,7 @@ fn status(progress: &Progress) -> String {
         progress.loss.map(|loss| format!("loss {loss:.4}")),
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         efficiency(progress).map(|efficiency| format!("efficiency {efficiency}")),
+        parallel(progress),
         progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
         progress.unsaved.as_ref().map(|unsaved| format!("saved: step {}", unsaved.since_step)),
         (!progress.stragglers.is_empty()).then(|| format!("waits for {}", named(&progress.stragglers))),
@@ -242,6 +243,7 @@ pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Op
         ("model", model.map(str::to_owned)),
         ("samples/s", progress.and_then(|progress| progress.samples_per_second).map(rounded)),
         ("efficiency", progress.and_then(efficiency)),
+        ("parallel", progress.and_then(parallel)),
         ("whole run", progress.and_then(|progress| progress.whole_run).map(|run| whole_run(&run))),
         ("duration", took.map(|took| duration(took.as_secs_f64()))),
     ];
@@ -261,9 +263,16 @@ fn efficiency(progress: &Progress) -> Option<String> {
     })
 }
 
+/// Formats the two factors of the parallel efficiency.
+fn parallel(progress: &Progress) -> Option<String> {
+    let (balance, communication) = (progress.load_balance?, progress.communication_efficiency?);
+    Some(format!("balance {} x communication {}", percent(balance), percent(communication)))
+}
+
 fn whole_run(run: &WholeRun) -> String {
-    let WholeRun { seconds: _, samples_per_second, goodput_samples_per_second } = *run;
-    format!("{} samples/s, goodput {}", rounded(samples_per_second), rounded(goodput_samples_per_second))
+    let WholeRun { samples_per_second, goodput_samples_per_second, goodput_ratio, .. } = *run;
+    let (all, good) = (rounded(samples_per_second), rounded(goodput_samples_per_second));
+    format!("{all} samples/s, goodput {good}; {} of the time went into steps that count", percent(goodput_ratio))
 }
 
 fn percent(share: f64) -> String {
@@ -392,9 +401,15 @@ mod tests {
 
     #[test]
     fn a_summary_tells_the_speed_of_the_whole_run() {
-        let run = WholeRun { seconds: 60.0, samples_per_second: 810.4, goodput_samples_per_second: 799.6 };
+        let run = WholeRun {
+            seconds: 60.0,
+            samples_per_second: 810.4,
+            goodput_samples_per_second: 799.6,
+            goodput_ratio: 0.912,
+            lost_seconds: 0.8,
+        };
         let text = summary(Some(&Progress { whole_run: Some(run), ..Progress::default() }), None, None);
-        assert_eq!(text, "whole run   810 samples/s, goodput 800\n");
+        assert_eq!(text, "whole run   810 samples/s, goodput 800; 91% of the time went into steps that count\n");
     }
 
     #[test]

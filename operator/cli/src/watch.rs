@@ -10,8 +10,8 @@ use kube::{
     config::KubeConfigOptions,
     runtime::{WatchStreamExt, watcher},
 };
-use lockstep_api::{ConditionType, JobProgress, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
-use lockstep_launch::{GroupChange, Progress};
+use lockstep_api::{ConditionType, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
+use lockstep_launch::GroupChange;
 
 use crate::{
     Outcome,
@@ -95,8 +95,8 @@ async fn follow(
         if let Some(phase) = status.phase {
             display.phase(&phase.to_string());
         }
-        if let Some(progress) = &status.progress {
-            display.progress(&reported(progress, &status));
+        if let Some(progress) = status.report() {
+            display.progress(&progress);
         }
         match status.phase {
             Some(Phase::Complete) => {
@@ -181,37 +181,8 @@ fn agreed(change: &str, seconds: f64) -> String {
     format!("{change} (agreed on in {seconds:.2} s)")
 }
 
-fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
-    let membership = status.membership.clone().unwrap_or_default();
-    Progress {
-        step: progress.step,
-        total_steps: progress.total_steps,
-        epoch: progress.epoch,
-        generation: membership.generation,
-        world_size: membership.world_size,
-        loss: progress.loss,
-        accuracy: progress.accuracy,
-        mean_iou: progress.mean_iou,
-        samples_per_second: progress.samples_per_second,
-        scaling_efficiency: progress.scaling_efficiency,
-        scaling_baseline: progress.scaling_baseline,
-        whole_run: progress.whole_run,
-        stragglers: progress.stragglers.clone(),
-        communication: progress.communication,
-        damaged_checkpoint: progress.damaged_checkpoint.clone(),
-        short_grace: progress.short_grace,
-        unsaved: progress.unsaved.clone(),
-        last_checkpoint: status.last_checkpoint.clone(),
-        estimated_remaining_seconds: progress
-            .estimated_remaining_seconds
-            .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),
-        benchmark: status.benchmark.clone(),
-        ..Progress::default()
-    }
-}
-
 fn results(status: &TrainingJobStatus) -> String {
-    let progress = status.progress.as_ref().map(|progress| reported(progress, status));
+    let progress = status.report();
     let at = |time: &Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>| -> Option<Timestamp> {
         time.as_ref().map(|time| time.0)
     };

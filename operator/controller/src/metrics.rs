@@ -1,5 +1,5 @@
-//! Metrics for Prometheus. At each scrape the metrics of a job are made from its last known status,
-//! so that they end with the job.
+//! Metrics for Prometheus, as the table in `lockstep-metrics` lists them. At each scrape the gauges of
+//! a job are made from its last known status, so that they end with the job.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,19 +7,17 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use kube::ResourceExt;
 use lockstep_api::{Phase, TrainingJob, TrainingJobStatus};
-use lockstep_launch::StandardError;
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
-};
+use lockstep_launch::{Elastic, GroupChange, StandardError};
+use lockstep_metrics::{Exporter, JobSeries, Sample, changes, progress, table};
+use prometheus::{Error, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 
 /// Buckets of the duration of one reconciliation, in seconds.
 const RECONCILE_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0];
-/// Labels of every metric of a job.
-const JOB: [&str; 2] = ["job_namespace", "job_name"];
-/// Labels of a metric that exists for training and for evaluation.
-const SPLIT: [&str; 3] = ["job_namespace", "job_name", "split"];
+/// Buckets of the time that a job takes to start, in seconds.
+const START_SECONDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
 /// How a reconciliation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,101 +48,52 @@ pub(crate) struct Metrics {
     reconciles: IntCounterVec,
     errors: IntCounterVec,
     duration: Histogram,
+    time_to_running: Histogram,
+    time_to_first_step: Histogram,
     watch_restarts: IntCounter,
     leader: IntGauge,
     dropped_lines: IntCounter,
     finished: IntCounterVec,
-    restarts: IntCounterVec,
+    count: GaugeVec,
     jobs: Mutex<BTreeMap<(String, String), LastSeen>>,
-    job_metrics: JobMetrics,
+    series: JobSeries,
 }
 
 /// The last known state of a job.
 #[derive(Clone)]
 struct LastSeen {
     uid: String,
-    desired: u32,
+    /// The least, greatest and wanted number of workers.
+    bounds: [u32; 3],
     status: TrainingJobStatus,
-}
-
-/// Reads one number of a job, once it is known.
-type Figure = fn(&TrainingJobStatus) -> Option<f64>;
-
-/// Metrics with one series for each job.
-struct JobMetrics {
-    count: GaugeVec,
-    phase: GaugeVec,
-    workers: GaugeVec,
-    loss: GaugeVec,
-    efficiency: GaugeVec,
-    accuracy: GaugeVec,
-    figures: Vec<(GaugeVec, Figure)>,
 }
 
 impl Metrics {
     /// Registers all metrics, with counters at 0.
-    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+    pub(crate) fn new() -> Result<Self, Error> {
         let registry = Registry::new();
-        let reconciles =
-            counters(&registry, "lockstep_reconciles_total", "Reconciliations of a job, by result.", &["result"])?;
+        let reconciles = table::RECONCILES.whole_counters(&registry)?;
         for result in ReconcileResult::ALL {
             reconciles.with_label_values(&[result.label()]).reset();
         }
-        let errors = counters(
-            &registry,
-            "lockstep_reconcile_errors_total",
-            "Failed reconciliations of a job, by reason.",
-            &["reason"],
-        )?;
-        let duration = Histogram::with_opts(
-            HistogramOpts::new("lockstep_reconcile_duration_seconds", "Time that one reconciliation of a job takes.")
-                .buckets(RECONCILE_SECONDS.to_vec()),
-        )?;
-        registry.register(Box::new(duration.clone()))?;
-        let watch_restarts =
-            IntCounter::new("lockstep_watch_restarts_total", "Interrupted watches of the API server.")?;
-        registry.register(Box::new(watch_restarts.clone()))?;
-        let leader = IntGauge::new("lockstep_leader", "1 while this process leads, 0 while it stands by.")?;
-        registry.register(Box::new(leader.clone()))?;
-        let dropped_lines = IntCounter::new(
-            "lockstep_log_lines_dropped_total",
-            "Log lines that could not be written to the standard error.",
-        )?;
-        registry.register(Box::new(dropped_lines.clone()))?;
-        let finished = counters(
-            &registry,
-            "lockstep_jobs_finished_total",
-            "Jobs that this process saw end, by result and reason.",
-            &["result", "reason"],
-        )?;
-        let restarts = counters(
-            &registry,
-            "lockstep_worker_restarts_total",
-            "Restarts of all workers of a job, by reason.",
-            &["job_namespace", "job_name", "reason"],
-        )?;
-        let build = Gauge::with_opts(
-            Opts::new("lockstep_build_info", "Always 1; the label is the version of the operator.")
-                .const_label("version", env!("CARGO_PKG_VERSION")),
-        )?;
+        let build: Gauge = table::BUILD_INFO.gauges(&registry)?.with_label_values(&[env!("CARGO_PKG_VERSION")]);
         build.set(1.0);
-        registry.register(Box::new(build))?;
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
-        let job_metrics = JobMetrics::new(&registry)?;
-        let jobs = Mutex::new(BTreeMap::new());
         Ok(Self {
-            registry,
             reconciles,
-            errors,
-            duration,
-            watch_restarts,
-            leader,
-            dropped_lines,
-            finished,
-            restarts,
-            jobs,
-            job_metrics,
+            errors: table::RECONCILE_ERRORS.whole_counters(&registry)?,
+            duration: table::RECONCILE_DURATION.histogram(&registry, &RECONCILE_SECONDS)?,
+            time_to_running: table::TIME_TO_RUNNING.histogram(&registry, &START_SECONDS)?,
+            time_to_first_step: table::TIME_TO_FIRST_STEP.histogram(&registry, &START_SECONDS)?,
+            watch_restarts: table::WATCH_RESTARTS.whole_counter(&registry)?,
+            leader: table::LEADER.whole_gauge(&registry)?,
+            dropped_lines: table::LOG_LINES_DROPPED.whole_counter(&registry)?,
+            finished: table::JOBS_FINISHED.whole_counters(&registry)?,
+            count: table::JOBS.gauges(&registry)?,
+            jobs: Mutex::new(BTreeMap::new()),
+            series: JobSeries::new(&registry, &[Exporter::Job, Exporter::JobInCluster])?,
+            registry,
         })
     }
 
@@ -169,48 +118,69 @@ impl Metrics {
         self.leader.set(leads.into());
     }
 
-    /// Notes the status of a job, and counts its end and its restarts.
-    pub(crate) fn saw(&self, job: &TrainingJob, status: &TrainingJobStatus) {
-        let key = (job.namespace().unwrap_or_default(), job.name_any());
-        let seen = LastSeen { uid: job.uid().unwrap_or_default(), desired: job.spec.replicas, status: status.clone() };
-        let earlier = self.jobs().insert(key.clone(), seen);
+    /// Notes the status of a job at `now`, and counts its end and its changes.
+    pub(crate) fn saw(&self, job: &TrainingJob, status: &TrainingJobStatus, now: Timestamp) {
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let replicas = job.spec.replicas;
+        let Elastic { min_replicas, max_replicas } = job.spec.elastic.unwrap_or(Elastic::fixed(replicas));
+        let bounds = [min_replicas, max_replicas, replicas];
+        let seen = LastSeen { uid: job.uid().unwrap_or_default(), bounds, status: status.clone() };
+        let earlier = self.jobs().insert((namespace.clone(), name.clone()), seen);
         let Some(earlier) = earlier.filter(|earlier| job.uid().as_ref() == Some(&earlier.uid)) else { return };
+        let earlier = earlier.status;
         let reason = status.reason.as_deref().unwrap_or_default();
-        let was_over = earlier.status.phase.is_some_and(Phase::is_finished);
+        let was_over = earlier.phase.is_some_and(Phase::is_finished);
         if let Some(phase) = status.phase.filter(|phase| phase.is_finished() && !was_over) {
             self.finished.with_label_values(&[phase.to_string().as_str(), reason]).inc();
         }
-        if status.restarts > earlier.status.restarts {
-            let failure = status.last_failure.as_ref().and_then(|failure| failure.reason.as_deref());
-            let labels = [key.0.as_str(), key.1.as_str(), kind_of_loss(failure.unwrap_or_default())];
-            self.restarts.with_label_values(&labels).inc_by((status.restarts - earlier.status.restarts).into());
+        if let Some(start) = &status.start_time {
+            let took = now.duration_since(start.0).as_secs_f64().max(0.0);
+            let has_run = |status: &TrainingJobStatus| status.conditions.iter().any(|known| known.type_ == "Running");
+            let is_running = status.phase == Some(Phase::Running);
+            if is_running && earlier.phase != status.phase && earlier.restarts == 0 && !has_stepped(&earlier) {
+                self.time_to_running.observe(took);
+            }
+            if has_stepped(status) && !has_stepped(&earlier) && has_run(status) {
+                self.time_to_first_step.observe(took);
+            }
         }
+        self.series.write(&namespace, &name, &change(&earlier, status));
     }
 
     /// Forgets a job that is gone.
     pub(crate) fn forget(&self, namespace: &str, name: &str) {
         self.jobs().remove(&(namespace.to_owned(), name.to_owned()));
-        for reason in LOSSES.map(|(kind, _)| kind).iter().chain(&[CRASH]) {
-            // The series is absent if the job never restarted for this reason.
-            let _ = self.restarts.remove_label_values(&[namespace, name, reason]);
-        }
+        self.series.forget(namespace, name);
     }
 
     /// Writes all metrics in Prometheus' text format.
-    pub(crate) fn text(&self) -> Result<String, prometheus::Error> {
-        let jobs = self.jobs().clone();
+    pub(crate) fn text(&self) -> Result<String, Error> {
         self.dropped_lines.inc_by(StandardError::dropped_lines().saturating_sub(self.dropped_lines.get()));
         // The lock is held until the text is made, because a second scrape resets the series.
-        let exposed = {
-            let guard = self.jobs();
-            self.job_metrics.write(&jobs);
-            let families = self.registry.gather();
-            drop(guard);
-            families
+        let families = {
+            let jobs = self.jobs();
+            self.write(&jobs);
+            self.registry.gather()
         };
         let mut text = String::new();
-        TextEncoder::new().encode_utf8(&exposed, &mut text)?;
+        TextEncoder::new().encode_utf8(&families, &mut text)?;
         Ok(text)
+    }
+
+    fn write(&self, jobs: &BTreeMap<(String, String), LastSeen>) {
+        self.count.reset();
+        self.series.clear_gauges();
+        let mut counts: HashMap<(&str, Phase), f64> = HashMap::new();
+        for ((namespace, name), LastSeen { uid: _, bounds, status }) in jobs {
+            *counts.entry((namespace, status.phase.unwrap_or(Phase::Pending))).or_default() += 1.0;
+            let mut samples = of_status(*bounds, status);
+            samples.extend(status.report().iter().flat_map(progress));
+            self.series.write(namespace, name, &samples);
+            self.series.set_counters(namespace, name, &restarts(status));
+        }
+        for ((namespace, phase), value) in counts {
+            self.count.with_label_values(&[namespace, &phase.to_string()]).set(value);
+        }
     }
 
     fn jobs(&self) -> MutexGuard<'_, BTreeMap<(String, String), LastSeen>> {
@@ -218,162 +188,36 @@ impl Metrics {
     }
 }
 
-const CRASH: &str = "crash";
-/// Reasons of restarts, and the words of Kubernetes for them.
-const LOSSES: [(&str, &[&str]); 4] = [
-    ("oom", &["OOMKilled"]),
-    ("preempted", &["PreemptionByScheduler", "Preempting"]),
-    ("evicted", &["EvictionByEvictionAPI", "TerminationByKubelet", "Evicted", "Drained", "Deleted"]),
-    (
-        "node_lost",
-        &["DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeShutdown", "ContainerStatusUnknown", "Unknown"],
-    ),
-];
-
-fn kind_of_loss(reason: &str) -> &'static str {
-    LOSSES.iter().find(|(_, words)| words.contains(&reason)).map_or(CRASH, |(kind, _)| kind)
+fn has_stepped(status: &TrainingJobStatus) -> bool {
+    status.progress.as_ref().is_some_and(|progress| progress.step > 0)
 }
 
-impl JobMetrics {
-    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let plain: [(&str, &str, Figure); 12] = [
-            ("lockstep_global_step", "Optimiser steps that are done.", |status| {
-                Some(status.progress.as_ref()?.step as f64)
-            }),
-            ("lockstep_target_steps", "Optimiser steps of the whole job.", |status| {
-                Some(status.progress.as_ref()?.total_steps as f64)
-            }),
-            ("lockstep_progress_ratio", "Share of the steps that is done.", |status| {
-                let progress = status.progress.as_ref()?;
-                (progress.total_steps > 0).then(|| progress.step as f64 / progress.total_steps as f64)
-            }),
-            ("lockstep_estimated_remaining_seconds", "Time until the last step at the present speed.", |status| {
-                Some(status.progress.as_ref()?.estimated_remaining_seconds? as f64)
-            }),
-            ("lockstep_world_size", "Ranks that train together.", |status| {
-                Some(status.membership.as_ref()?.world_size.into())
-            }),
-            ("lockstep_generation", "Number of the newest membership.", |status| {
-                Some(status.membership.as_ref()?.generation as f64)
-            }),
-            ("lockstep_throughput_samples_per_second", "Samples per second of the whole group.", |status| {
-                status.progress.as_ref()?.samples_per_second
-            }),
-            (
-                "lockstep_run_throughput_samples_per_second",
-                "Samples per second over the whole run; steps that were done again count each time.",
-                |status| Some(status.progress.as_ref()?.whole_run?.samples_per_second),
-            ),
-            (
-                "lockstep_goodput_samples_per_second",
-                "Samples per second over the whole run, without steps that were lost and done again.",
-                |status| Some(status.progress.as_ref()?.whole_run?.goodput_samples_per_second),
-            ),
-            ("lockstep_last_checkpoint_step", "Optimiser steps that the newest checkpoint holds.", |status| {
-                Some(status.last_checkpoint.as_ref()?.step as f64)
-            }),
-            (
-                "lockstep_unsaved_steps",
-                "Optimiser steps since the newest checkpoint while saves fail; 0 while they do not.",
-                |status| {
-                    let progress = status.progress.as_ref()?;
-                    let unsaved = progress.unsaved.as_ref();
-                    Some(unsaved.map_or(0, |unsaved| progress.step.saturating_sub(unsaved.since_step)) as f64)
-                },
-            ),
-            ("lockstep_last_checkpoint_timestamp_seconds", "Time when the newest checkpoint became whole.", |status| {
-                let time: jiff::Timestamp = status.last_checkpoint.as_ref()?.time.parse().ok()?;
-                Some(time.as_second() as f64)
-            }),
-        ];
-        let mut figures = Vec::new();
-        for (name, help, figure) in plain {
-            figures.push((gauges(registry, name, help, &JOB)?, figure));
-        }
-        Ok(Self {
-            count: gauges(registry, "lockstep_jobs", "Jobs, by phase.", &["job_namespace", "phase"])?,
-            phase: gauges(
-                registry,
-                "lockstep_status_phase",
-                "1 for the phase that the job is in, 0 for the others.",
-                &["job_namespace", "job_name", "phase"],
-            )?,
-            workers: gauges(
-                registry,
-                "lockstep_workers",
-                "Workers that are wanted (desired) and that have joined (ready).",
-                &["job_namespace", "job_name", "state"],
-            )?,
-            loss: gauges(registry, "lockstep_loss", "Mean loss in nats, by split.", &SPLIT)?,
-            efficiency: gauges(
-                registry,
-                "lockstep_scaling_efficiency_ratio",
-                "Throughput divided by world size times the throughput of one worker by itself, by the source of the latter.",
-                &["job_namespace", "job_name", "baseline"],
-            )?,
-            accuracy: gauges(
-                registry,
-                "lockstep_accuracy",
-                "Share of samples classified correctly, by split.",
-                &SPLIT,
-            )?,
-            figures,
-        })
+/// The samples of a job that only the operator knows.
+fn of_status([min, max, desired]: [u32; 3], status: &TrainingJobStatus) -> Vec<Sample> {
+    let now = status.phase.unwrap_or(Phase::Pending);
+    let phases =
+        Phase::ALL.map(|each| Sample::new(table::STATUS_PHASE, &[&each.to_string()], f64::from(u8::from(each == now))));
+    let workers = [("min", min), ("max", max), ("desired", desired), ("ready", status.ready_replicas)];
+    let workers = workers.map(|(state, count)| Sample::new(table::WORKERS, &[state], count.into()));
+    phases.into_iter().chain(workers).collect()
+}
+
+fn restarts(status: &TrainingJobStatus) -> Vec<Sample> {
+    let by_reason = status.worker_restarts.by_reason().into_iter();
+    by_reason.map(|(reason, count)| Sample::new(table::WORKER_RESTARTS, &[reason], count.into())).collect()
+}
+
+/// The samples of the newest change of the membership, if it is news.
+fn change(earlier: &TrainingJobStatus, status: &TrainingJobStatus) -> Vec<Sample> {
+    let last = |status: &TrainingJobStatus| status.membership.as_ref().and_then(|known| known.last_change.clone());
+    let (Some(before), Some(now)) = (last(earlier), last(status)) else { return Vec::new() };
+    if now.generation <= before.generation {
+        return Vec::new();
     }
-
-    fn write(&self, jobs: &BTreeMap<(String, String), LastSeen>) {
-        let Self { count, phase, workers, loss, efficiency, accuracy, figures } = self;
-        count.reset();
-        phase.reset();
-        workers.reset();
-        loss.reset();
-        efficiency.reset();
-        accuracy.reset();
-        figures.iter().for_each(|(gauge, _)| gauge.reset());
-        let mut counts: HashMap<(&str, Phase), f64> = HashMap::new();
-        for ((namespace, name), LastSeen { uid: _, desired, status }) in jobs {
-            let now = status.phase.unwrap_or(Phase::Pending);
-            *counts.entry((namespace, now)).or_default() += 1.0;
-            for each in Phase::ALL {
-                let value = f64::from(u8::from(each == now));
-                phase.with_label_values(&[namespace, name, &each.to_string()]).set(value);
-            }
-            workers.with_label_values(&[namespace.as_str(), name, "desired"]).set((*desired).into());
-            workers.with_label_values(&[namespace.as_str(), name, "ready"]).set(status.ready_replicas.into());
-            let progress = status.progress.as_ref();
-            if let Some(value) = progress.and_then(|progress| progress.loss) {
-                loss.with_label_values(&[namespace, name, "train"]).set(value);
-            }
-            if let Some(progress) = progress
-                && let (Some(value), Some(baseline)) = (progress.scaling_efficiency, progress.scaling_baseline)
-            {
-                efficiency.with_label_values(&[namespace, name, &baseline.to_string()]).set(value);
-            }
-            if let Some(value) = progress.and_then(|progress| progress.accuracy) {
-                accuracy.with_label_values(&[namespace, name, "evaluation"]).set(value);
-            }
-            for (gauge, figure) in figures {
-                if let Some(value) = figure(status) {
-                    gauge.with_label_values(&[namespace, name]).set(value);
-                }
-            }
-        }
-        for ((namespace, phase), value) in counts {
-            count.with_label_values(&[namespace, &phase.to_string()]).set(value);
-        }
-    }
-}
-
-fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
-    let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
-    registry.register(Box::new(counters.clone()))?;
-    Ok(counters)
-}
-
-fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
-    let gauges = GaugeVec::new(Opts::new(name, help), labels)?;
-    registry.register(Box::new(gauges.clone()))?;
-    Ok(gauges)
+    let world = |status: &TrainingJobStatus| status.membership.as_ref().map(|known| known.world_size);
+    let change =
+        GroupChange { workers: world(status).unwrap_or_default(), seconds: now.seconds, ..GroupChange::default() };
+    changes(world(earlier), &change)
 }
 
 #[cfg(test)]
@@ -394,17 +238,21 @@ mod tests {
 
     fn status(phase: &str) -> TrainingJobStatus {
         serde_json::from_value(json!({
-            "phase": phase, "reason": "R", "readyReplicas": 2,
+            "phase": phase, "reason": "R", "readyReplicas": 2, "startTime": "2026-01-01T00:00:00Z",
             "progress": {"step": 5, "totalSteps": 10, "epoch": 1, "percent": 50, "loss": 0.5},
         }))
         .expect("a status")
     }
 
+    fn now() -> Timestamp {
+        "2026-01-01T00:00:30Z".parse().expect("a time")
+    }
+
     #[test]
     fn the_series_of_a_job_end_with_it() {
         let metrics = Metrics::new().expect("registered");
-        metrics.saw(&job("a"), &status("Running"));
-        metrics.saw(&job("b"), &status("Running"));
+        metrics.saw(&job("a"), &status("Running"), now());
+        metrics.saw(&job("b"), &status("Running"), now());
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_progress_ratio{job_name=\"a\",job_namespace=\"team\"} 0.5"), "{text}");
         assert!(text.contains("lockstep_jobs{job_namespace=\"team\",phase=\"Running\"} 2"), "{text}");
@@ -417,9 +265,65 @@ mod tests {
     fn a_job_counts_as_finished_once() {
         let metrics = Metrics::new().expect("registered");
         for phase in ["Running", "Complete", "Complete"] {
-            metrics.saw(&job("a"), &status(phase));
+            metrics.saw(&job("a"), &status(phase), now());
         }
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_jobs_finished_total{reason=\"R\",result=\"Complete\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn a_lost_worker_counts_by_its_reason_and_a_change_by_its_direction() {
+        let metrics = Metrics::new().expect("registered");
+        let with = |generation: u64, world: u32, oom: u32| {
+            let mut value = serde_json::to_value(status("Running")).expect("a value");
+            value["workerRestarts"] = json!({ "oom": oom });
+            value["membership"] = json!({"generation": generation, "worldSize": world,
+                "lastChange": {"generation": generation, "text": "t", "seconds": 1.5}});
+            serde_json::from_value(value).expect("a status")
+        };
+        for (generation, world, oom) in [(1, 3, 0), (2, 2, 1), (3, 3, 1)] {
+            metrics.saw(&job("a"), &with(generation, world, oom), now());
+            metrics.text().expect("a scrape changes nothing");
+        }
+        let text = metrics.text().expect("text");
+        let of_a = "job_name=\"a\",job_namespace=\"team\"";
+        for line in [
+            format!("lockstep_worker_restarts_total{{{of_a},reason=\"oom\"}} 1"),
+            format!("lockstep_worker_restarts_total{{{of_a},reason=\"crash\"}} 0"),
+            format!("lockstep_resizes_total{{direction=\"down\",{of_a}}} 1"),
+            format!("lockstep_resizes_total{{direction=\"up\",{of_a}}} 1"),
+            format!("lockstep_resize_seconds_total{{{of_a}}} 3"),
+            format!("lockstep_workers{{{of_a},state=\"desired\"}} 3"),
+        ] {
+            assert!(text.contains(&line), "{line} is missing:\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_operator_exports_no_metric_of_a_worker() {
+        let metrics = Metrics::new().expect("registered");
+        metrics.saw(&job("a"), &status("Running"), now());
+        let text = metrics.text().expect("text");
+        for metric in table::ALL.iter().filter(|metric| metric.exporter == Exporter::Worker) {
+            assert!(!text.contains(&format!("# TYPE {} ", metric.name)), "{} has two exporters", metric.name);
+        }
+    }
+
+    #[test]
+    fn the_time_until_the_first_step_is_observed_once() {
+        let metrics = Metrics::new().expect("registered");
+        let mut before = status("Starting");
+        before.progress = None;
+        let mut running = status("Running");
+        running.conditions = serde_json::from_value(json!([{"type": "Running", "status": "True", "reason": "Training",
+            "message": "", "lastTransitionTime": "2026-01-01T00:00:20Z"}]))
+        .expect("a condition");
+        for status in [&before, &running, &running] {
+            metrics.saw(&job("a"), status, now());
+        }
+        let text = metrics.text().expect("text");
+        assert!(text.contains("lockstep_time_to_first_step_seconds_count 1"), "{text}");
+        assert!(text.contains("lockstep_time_to_first_step_seconds_sum 30"), "{text}");
+        assert!(text.contains("lockstep_time_to_running_seconds_count 1"), "{text}");
     }
 }

@@ -218,7 +218,7 @@ async fn observe_plan_apply(job: &StoredJob, scope: &Scope) -> Result<Action, Ap
         Ok(valid) => plan(&valid, &seen, &scope.operator.default_image, now),
         Err(wrong) => refuse(&wrong, &seen, now),
     };
-    scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status));
+    scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status), now);
     let check_again = next.check_again;
     let finished = next.status.as_ref().unwrap_or(&seen.status).phase.is_some_and(Phase::is_finished);
     carry_out(job, &uid, scope, next).await?;

@@ -47,6 +47,8 @@ pub struct Statistics {
     pub bytes_sent: u64,
     /// Bytes that these operations received, headers included.
     pub bytes_received: u64,
+    /// Bytes that they reduced through shared memory.
+    pub bytes_through_memory: u64,
     /// The time in which an operation was under way.
     pub busy: Duration,
     /// The time in which the caller waited, because computation did not hide the communication. It
@@ -342,10 +344,11 @@ impl<M: AsMut<[f32]>> GroupThread<M> {
 
 impl Statistics {
     fn count(&mut self, transferred: Transferred) {
-        let Transferred { bytes_sent, bytes_received, took } = transferred;
+        let Transferred { bytes_sent, bytes_received, bytes_through_memory, took } = transferred;
         self.operations += 1;
         self.bytes_sent += bytes_sent;
         self.bytes_received += bytes_received;
+        self.bytes_through_memory += bytes_through_memory;
         self.busy += took;
     }
 }

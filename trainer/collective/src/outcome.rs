@@ -3,14 +3,15 @@ use std::time::Duration;
 
 use crate::CollectiveError;
 
-/// The bytes and the time of an operation. Through shared memory, each byte of the data counts once
-/// in each direction.
+/// The bytes and the time of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Transferred {
     /// Bytes sent, including the frames' headers.
     pub bytes_sent: u64,
     /// Bytes received, including the frames' headers.
     pub bytes_received: u64,
+    /// Bytes of the data, if it was reduced through shared memory.
+    pub bytes_through_memory: u64,
     /// The time from the operation's start to its end.
     pub took: Duration,
 }

@@ -92,11 +92,12 @@ pub enum CommunicationBackend {
 }
 
 /// All-reduce algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
 pub enum CommunicationAlgorithm {
+    #[default]
     Auto,
     Ring,
     RecursiveDoubling,

@@ -26,6 +26,9 @@ pub struct Progress {
     /// Mean training loss over the samples of the newest step, in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
+    /// Mean loss over the held-out samples at the newest evaluation, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation_loss: Option<f64>,
     /// Accuracy on the held-out samples, or on their pixels, after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
@@ -39,6 +42,21 @@ pub struct Progress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
+    /// Learning rate of the newest step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Factor of the loss in the next step; 1 if it is not scaled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// L2 norm of the summed gradients before clipping, as last measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f64>,
+    /// Global batch beyond which more samples save few steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_noise_scale: Option<f64>,
+    /// Samples per second of one worker that trains the whole global batch by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone_samples_per_second: Option<f64>,
     /// Throughput divided by world size times the throughput of one worker that trains the same
     /// global batch by itself. Known after the first steps of a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,7 +80,7 @@ pub struct Progress {
     /// The way in which the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
-    /// Seconds until the last step at the present speed.
+    /// Seconds until the last step at the speed of the last minute, with everything between steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_remaining_seconds: Option<f64>,
     /// The newest checkpoint that can be resumed from.
@@ -87,7 +105,7 @@ pub struct Progress {
 }
 
 /// The way in which the workers sum gradients, as they agreed before their first step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CommunicationReport {
@@ -131,15 +149,22 @@ pub struct WholeRun {
     pub samples_per_second: f64,
     /// Goodput: the same without the steps that were lost and done again.
     pub goodput_samples_per_second: f64,
+    /// Share of this time that went into steps that count, 0 to 1.
+    #[serde(default)]
+    pub goodput_ratio: f64,
+    /// Seconds of the steps that were lost and done again.
+    #[serde(default)]
+    pub lost_seconds: f64,
 }
 
 /// The link that carries gradients between workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
 pub enum LinkKind {
     Memory,
+    #[default]
     Tcp,
 }
 

@@ -102,7 +102,6 @@ pub(crate) fn measure(
             if first {
                 report.add(bytes, &candidate.name, seconds, Some(candidate) == chosen(bytes));
                 let progress = progress(&report, ranks.row);
-                session.metrics.report(&progress);
                 session.membership.progress(ranks.row, serde_json::to_vec(&progress).map_err(Failure::fatal)?);
             }
         }
@@ -198,7 +197,8 @@ impl Ranks<'_> {
         };
         let seconds = moved.took.as_secs_f64();
         self.session.metrics.collective_seconds.inc_by(seconds);
-        self.session.metrics.collective_bytes.inc_by(moved.bytes_sent);
+        self.session.metrics.bytes_sent.inc_by(moved.bytes_sent);
+        self.session.metrics.bytes_through_memory.inc_by(moved.bytes_through_memory);
         Ok(seconds)
     }
 }

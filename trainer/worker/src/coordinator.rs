@@ -11,7 +11,6 @@ use std::{
 use kube::Client;
 use lockstep_elastic::{Digest, FileStore, Notice, Outcome, StoreError, coordinate as run, coordinator::Config};
 use lockstep_launch::{Departure, Ending, GroupChange, Launch, Progress, RecordStore, names};
-use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -22,29 +21,28 @@ use tracing::{info, warn};
 use crate::{
     failure::Failure,
     kubernetes_store::KubernetesStore,
-    progress::metrics::{RunMetrics, process_registry},
-    progress::publish::Publisher,
+    progress::{job_metrics::JobMetrics, publish::Publisher},
     serve,
 };
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
-    let metrics = process_registry(&launch.job).map_err(Failure::fatal)?;
-    let run_metrics = RunMetrics::new(&metrics).map_err(Failure::fatal)?;
+    let metrics = Arc::new(JobMetrics::new(&launch.job, &launch.store).map_err(Failure::fatal)?);
+    let served = Arc::clone(&metrics);
     // The coordinator is ready as soon as it listens.
-    let text = move || TextEncoder::new().encode_to_string(&metrics.gather()).unwrap_or_default();
+    let text = move || served.text().unwrap_or_default();
     let ready = Arc::new(AtomicBool::new(true));
     let address = SocketAddr::new(launch.address, launch.ports.metrics);
     let served = serve::serve(address, ready, text).map_err(|error| Failure::fatal(format!("{error:#}")))?;
-    info!(metrics = %served, "serving");
+    info!("serving metrics={served}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::retry(format!("no runtime: {error}")))?;
-    runtime.block_on(serve_group(launch, run_metrics))
+    runtime.block_on(serve_group(launch, metrics))
 }
 
-async fn serve_group(launch: &Launch, run_metrics: RunMetrics) -> Result<Ending, Failure> {
+async fn serve_group(launch: &Launch, metrics: Arc<JobMetrics>) -> Result<Ending, Failure> {
     let listener = launch.control_listener().and_then(TcpListener::from_std).map_err(|error| {
         Failure::fatal(format!("cannot listen for workers on {}:{}: {error}", launch.address, launch.ports.control))
     })?;
@@ -57,7 +55,7 @@ async fn serve_group(launch: &Launch, run_metrics: RunMetrics) -> Result<Ending,
         }
         RecordStore::File(_) => None,
     };
-    let mut publisher = Publisher::open(&launch.store, &launch.job, client.as_ref(), run_metrics);
+    let mut publisher = Publisher::open(&launch.store, &launch.job, client.as_ref(), metrics);
     publisher.listening(bound);
     let config = Config {
         job: launch.job.uid.clone(),

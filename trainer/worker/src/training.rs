@@ -17,6 +17,7 @@ use crate::{
     },
     progress::{
         metrics_log::Turn,
+        phase_clock::{Phase, PhaseClock},
         report::{Opening, Reporter, Start},
     },
     saving::protocol::{Logged, Saver},
@@ -67,6 +68,10 @@ impl<'a> Run<'a> {
 
     fn work(&self) -> &ActivityMonitor {
         self.session.work()
+    }
+
+    fn phases(&self) -> &PhaseClock {
+        &self.session.metrics.phases
     }
 
     /// Trains in one group after another until the last step is done.
@@ -151,14 +156,12 @@ impl<'a> Run<'a> {
         agreed: &Agreed,
     ) -> Result<Option<Ending>, Failure> {
         self.work().during(Activity::Waiting, || self.check_storage(rank, group))?;
-        let mut reporter = if group.reports() {
-            Some(self.open_reporter(rank, group, agreed)?)
-        } else {
-            self.session.metrics.leave_reporting();
-            None
-        };
+        let mut reporter = if group.reports() { Some(self.open_reporter(rank, group, agreed)?) } else { None };
         self.make_up_evaluation(rank, reporter.as_mut())?;
+        let begun = if self.first_step.is_completed() { Phase::Resize } else { Phase::Other };
+        self.phases().end_period(begun, Instant::now());
         let halt = self.steps(rank, saver, reporter.as_mut(), group, agreed)?;
+        self.phases().end_period(Phase::Other, Instant::now());
         self.work().during(Activity::Waiting, || match halt {
             Some(Halt::Change) => {
                 rank.end_catchup();
@@ -183,7 +186,7 @@ impl<'a> Run<'a> {
         group: &'r Assignment,
         agreed: &Agreed,
     ) -> Result<Reporter<'r>, Failure> {
-        let Session { membership, metrics, launch, .. } = self.session;
+        let Session { membership, launch, .. } = self.session;
         let turn = Turn { job: &launch.job.uid, attempt: launch.attempt, generation: group.generation };
         let state = &*rank.state;
         let start = Start {
@@ -197,7 +200,7 @@ impl<'a> Run<'a> {
         };
         let mut opening = Opening { membership, group, start };
         until_stored(membership, &mut opening, |_| self.storage.clear_before(group.generation))?;
-        let open = |_: &mut Opening<'_>| Reporter::open(membership, group, self.storage, metrics, start, turn);
+        let open = |_: &mut Opening<'_>| Reporter::open(membership, group, self.storage, start, turn);
         let mut reporter = until_stored(membership, &mut opening, open)?;
         // The plan is kept only now: an outdated generation fails before.
         until_stored(membership, &mut reporter, |_| self.keep_plan(group, group.base.step, agreed))?;
@@ -385,10 +388,20 @@ impl<'a> Run<'a> {
 
     fn evaluate(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
-        self.session.metrics.evaluated(found.loss);
         rank.state.remember_evaluation(found);
         let (Some(reporter), Some(line)) = (reporter, rank.state.evaluations().back()) else { return Ok(()) };
         self.work().during(Activity::Storing, || reporter.evaluated(line))
+    }
+
+    fn save_last(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        reporter: Option<&mut Reporter<'_>>,
+    ) -> Result<(), Failure> {
+        let saved = save_last(rank, saver, reporter);
+        self.phases().end_period(Phase::Checkpoint, Instant::now());
+        saved
     }
 
     /// Saves the state before all members leave.
@@ -398,7 +411,7 @@ impl<'a> Run<'a> {
         saver: &mut Saver<'_>,
         mut reporter: Option<Reporter<'_>>,
     ) -> Result<Option<Ending>, Failure> {
-        save_last(rank, saver, reporter.as_mut())?;
+        self.save_last(rank, saver, reporter.as_mut())?;
         self.session.drained(rank.step()).map_or(Ok(None), Err)
     }
 
@@ -410,7 +423,7 @@ impl<'a> Run<'a> {
         mut reporter: Option<Reporter<'_>>,
     ) -> Result<Option<Ending>, Failure> {
         let mut ending = Ending::default();
-        save_last(rank, saver, reporter.as_mut())?;
+        self.save_last(rank, saver, reporter.as_mut())?;
         if let Some(mut reporter) = reporter {
             let facts = BTreeMap::from([
                 ("job".to_owned(), self.session.launch.job.name.clone()),
@@ -449,7 +462,7 @@ fn save_last(
     }
     saver.store_parts(rank, &mut save, &mut reporter)?;
     let Some(reporter) = reporter else { return Ok(()) };
-    let stored = logged(rank, reporter).and_then(|logged| saver.store_manifest(&save, logged));
+    let stored = logged(rank, reporter).and_then(|logged| saver.store_manifest(logged));
     stored.map_err(|failure| match failure {
         Failure::Retry(reason) => {
             reporter.waits(&reason);

@@ -23,6 +23,9 @@ fn columns(job: &ValidJob, status: &TrainingJobStatus) -> JobColumns {
         progress: progress.map(|progress| percent(status, progress)),
         samples_per_second: progress.and_then(|progress| progress.samples_per_second).map(|rate| format!("{rate:.0}")),
         efficiency: progress.and_then(efficiency),
+        restarts: status.worker_restarts.total().to_string(),
+        parallel: progress.and_then(parallel),
+        goodput: progress.and_then(|progress| progress.whole_run).map(|run| share(run.goodput_ratio)),
         loss: progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}")),
         remaining: progress
             .filter(|_| !finished)
@@ -32,11 +35,20 @@ fn columns(job: &ValidJob, status: &TrainingJobStatus) -> JobColumns {
 }
 
 fn efficiency(progress: &JobProgress) -> Option<String> {
-    let percent = progress.scaling_efficiency? * 100.0;
+    let share = share(progress.scaling_efficiency?);
     Some(match progress.scaling_baseline {
-        Some(ScalingBaseline::Measured) => format!("{percent:.0}%"),
-        Some(ScalingBaseline::Estimated) | None => format!("{percent:.0}% (estimated)"),
+        Some(ScalingBaseline::Measured) => share,
+        Some(ScalingBaseline::Estimated) | None => format!("{share} (estimated)"),
     })
+}
+
+/// The two factors of the parallel efficiency.
+fn parallel(progress: &JobProgress) -> Option<String> {
+    Some(format!("{} x {}", share(progress.load_balance?), share(progress.communication_efficiency?)))
+}
+
+fn share(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
 }
 
 /// The workers that have joined. A finished job has none left. It shows the workers that saw its

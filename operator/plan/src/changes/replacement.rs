@@ -8,7 +8,7 @@ use lockstep_api::{LostWorker, TrainingJobStatus};
 use super::{event::JobEvent, step::Step};
 use crate::{
     PodSeen,
-    judgement::{Loss, LossCause, RETRY, SHORT_LIFE, Situation, is_alive},
+    judgement::{Loss, LossCause, RETRY, SHORT_LIFE, Situation, is_alive, kind_of_loss},
 };
 
 /// Failures within this time are one, because one cause may hit several workers.
@@ -30,6 +30,7 @@ pub(crate) fn note_losses(mut status: TrainingJobStatus, losses: Vec<Loss>, now:
         let counted = cause == LossCause::Job && is_another_failure(&status, now);
         status.failures += u32::from(counted);
         status.replacements += 1;
+        status.worker_restarts.add(kind_of_loss(failure.reason.as_deref()));
         let pause = match cause {
             LossCause::Job => pause_after(status.failures),
             LossCause::Cluster => SignedDuration::ZERO,

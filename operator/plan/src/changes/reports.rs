@@ -114,8 +114,11 @@ pub(crate) fn checkpoint_event(last: Option<&CheckpointMark>, status: &TrainingJ
 /// Writes a report into the status. The user's image wrote the report, so every text is cut and
 /// every figure is checked.
 pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, now: Timestamp) -> TrainingJobStatus {
-    // A report may leave out figures that are not new, as the last one does.
+    // A report may leave out figures that are not new, as the last one does. Those of the steps of
+    // another group do not hold any more.
     let last = status.progress.take().unwrap_or_default();
+    let same_group = status.membership.as_ref().is_some_and(|known| known.generation == reported.generation);
+    let group = if same_group { last.clone() } else { JobProgress::default() };
     let has_saved = reported.last_checkpoint.is_some();
     let reported = &reported.clone().after(status.last_checkpoint.as_ref(), last.unsaved.as_ref());
     if let Some(found) = reported.benchmark.as_deref().filter(|found| is_bounded(found)) {
@@ -126,6 +129,8 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
     if reported.generation >= membership.generation {
         (membership.generation, membership.world_size) = (reported.generation, reported.world_size);
     }
+    let load_balance = finite(reported.load_balance).or(group.load_balance);
+    let communication_efficiency = finite(reported.communication_efficiency).or(group.communication_efficiency);
     status.progress = Some(JobProgress {
         step: reported.step,
         total_steps: reported.total_steps,
@@ -133,11 +138,20 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         percent: reported.percent(),
         estimated_remaining_seconds: reported.estimated_remaining_seconds.and_then(whole_seconds),
         loss: finite(reported.loss).or(last.loss),
+        evaluation_loss: finite(reported.evaluation_loss).or(last.evaluation_loss),
         accuracy: finite(reported.accuracy).or(last.accuracy),
         mean_iou: finite(reported.mean_iou).or(last.mean_iou),
-        samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
-        scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
-        scaling_baseline: reported.scaling_baseline.or(last.scaling_baseline),
+        learning_rate: finite(reported.learning_rate).or(last.learning_rate),
+        loss_scale: finite(reported.loss_scale).or(last.loss_scale),
+        gradient_norm: finite(reported.gradient_norm).or(last.gradient_norm),
+        gradient_noise_scale: finite(reported.gradient_noise_scale).or(group.gradient_noise_scale),
+        samples_per_second: finite(reported.samples_per_second).or(group.samples_per_second),
+        alone_samples_per_second: finite(reported.alone_samples_per_second).or(last.alone_samples_per_second),
+        load_balance,
+        communication_efficiency,
+        parallel_efficiency: load_balance.zip(communication_efficiency).map(|(balance, other)| balance * other),
+        scaling_efficiency: finite(reported.scaling_efficiency).or(group.scaling_efficiency),
+        scaling_baseline: reported.scaling_baseline.or(group.scaling_baseline),
         whole_run: reported.whole_run.filter(is_finite).or(last.whole_run),
         stragglers: stragglers(reported),
         communication: reported.communication.or(last.communication),
@@ -172,8 +186,9 @@ fn is_bounded(found: &BenchmarkReport) -> bool {
 }
 
 fn is_finite(run: &WholeRun) -> bool {
-    let WholeRun { seconds, samples_per_second, goodput_samples_per_second } = *run;
-    [seconds, samples_per_second, goodput_samples_per_second].iter().all(|figure| figure.is_finite())
+    let WholeRun { seconds, samples_per_second, goodput_samples_per_second, goodput_ratio, lost_seconds } = *run;
+    let figures = [seconds, samples_per_second, goodput_samples_per_second, goodput_ratio, lost_seconds];
+    figures.iter().all(|figure| figure.is_finite())
 }
 
 fn finite(figure: Option<f64>) -> Option<f64> {

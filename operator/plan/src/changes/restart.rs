@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     PodRole,
-    judgement::{LossCause, Situation, describe, outdated_pods},
+    judgement::{LossCause, Situation, describe, kind_of_loss, outdated_pods},
     pod_name,
 };
 
@@ -30,6 +30,7 @@ pub(crate) fn restart_all(
         failed = cause == LossCause::Job;
         status.failures += u32::from(failed && is_another_failure(&status, situation.now));
         event = Some(JobEvent::worker_lost(&failure));
+        status.worker_restarts.add(kind_of_loss(failure.reason.as_deref()));
         status.last_failure = Some(failure);
     }
     let step = event.into_iter().fold(Step::from(status), Step::event);

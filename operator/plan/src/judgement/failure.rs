@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{LastFailure, ValidJob};
+use lockstep_api::{LastFailure, LossKind, ValidJob};
 use lockstep_launch::Ending;
 
 use crate::{PodRole, PodSeen, Termination, facts::cause, pod_name};
@@ -18,6 +18,27 @@ const NO_MEMORY: &str =
     "the kernel killed it for want of memory; raise resources.limits.memory of its container in spec.template";
 /// Exit codes above this one are of processes that a signal ended; the rest is the signal.
 const SIGNALS: i32 = 128;
+
+/// The words of Kubernetes, and ours, for losses that are no crash.
+const LOSSES: [(LossKind, &[&str]); 5] = [
+    (LossKind::Oom, &[OUT_OF_MEMORY]),
+    (LossKind::Preempted, &["PreemptionByScheduler", "Preempting"]),
+    (
+        LossKind::Evicted,
+        &["EvictionByEvictionAPI", "TerminationByKubelet", "Evicted", "Drained", "Deleted", "RecordDeleted"],
+    ),
+    (
+        LossKind::NodeLost,
+        &["DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeShutdown", "ContainerStatusUnknown", "Unknown"],
+    ),
+    (LossKind::Hung, &["Hung"]),
+];
+
+/// Returns the kind of a loss by the reason of its failure.
+pub(crate) fn kind_of_loss(reason: Option<&str>) -> LossKind {
+    let is_it = |words: &[&str]| reason.is_some_and(|reason| words.contains(&reason));
+    LOSSES.iter().find(|(_, words)| is_it(words)).map_or(LossKind::Crash, |(kind, _)| *kind)
+}
 
 /// Describes why a pod is gone: in Kubernetes' words or its own, else by `reason`.
 pub(crate) fn failure_of(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFailure {

@@ -15,7 +15,7 @@ mod verdict;
 
 pub(crate) use attendance::{attendance, joined, least_workers};
 pub(crate) use coordinator::{lacks_record, replaces_coordinator};
-pub(crate) use failure::{RETRY, describe, failure_of};
+pub(crate) use failure::{RETRY, describe, failure_of, kind_of_loss};
 pub(crate) use hindrance::hindrance;
 pub(crate) use image::{image_begun_with, image_of_new_pods, outdated_pods};
 pub(crate) use losses::{Loss, LossCause, Losses, SHORT_LIFE};

@@ -108,7 +108,7 @@ impl Group {
         });
         ended.or_else(|error| self.end(error))?;
         self.finish(data, reduction);
-        Ok(Transferred { bytes_sent: bytes, bytes_received: bytes, took: started.elapsed() })
+        Ok(Transferred { bytes_through_memory: bytes, took: started.elapsed(), ..Transferred::default() })
     }
 
     /// Reduces over all ranks. This rank's [`part`] of `data` holds the result; the other parts are

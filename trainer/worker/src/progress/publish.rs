@@ -1,7 +1,7 @@
 //! Publishes the job's reports: in the `TrainingGroup` in a cluster, on standard output for
 //! `lockstep run`.
 
-use std::{future::Future, io::Write as _, time::Duration};
+use std::{future::Future, io::Write as _, sync::Arc, time::Duration};
 
 use kube::{
     Api, Client,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{metrics::RunMetrics, whole_run::RunMeter};
+use super::{job_metrics::JobMetrics, whole_run::RunMeter};
 use crate::kubernetes_store::{self, ANSWER_LIMIT, CONFLICT, MAX_ATTEMPTS};
 
 /// The least time between two reports to a cluster's API server.
@@ -31,7 +31,7 @@ pub(crate) struct Publisher {
     /// The newest step that was published here.
     reached: Reached,
     run: RunMeter,
-    metrics: RunMetrics,
+    metrics: Arc<JobMetrics>,
 }
 
 enum Output {
@@ -61,7 +61,7 @@ struct Before {
 }
 
 impl Publisher {
-    pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>, metrics: RunMetrics) -> Self {
+    pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>, metrics: Arc<JobMetrics>) -> Self {
         let output = match (store, client) {
             (RecordStore::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
@@ -79,11 +79,15 @@ impl Publisher {
         self.newest.as_ref()
     }
 
-    /// Adds the figures of the whole run to a report.
-    pub(crate) fn completed(&self, progress: Progress) -> Progress {
-        let whole_run = self.run.figures(&progress, std::time::Instant::now());
-        whole_run.iter().for_each(|run| self.metrics.set(run));
-        Progress { whole_run, ..progress }
+    /// Adds the figures of the whole run to a report, and serves it.
+    pub(crate) fn completed(&mut self, progress: Progress) -> Progress {
+        let now = std::time::Instant::now();
+        self.run.reported(&progress, now);
+        let remaining = progress.estimated_remaining_seconds.map(|seconds| seconds * self.run.wall_of_stepping(now));
+        let whole_run = self.run.figures(&progress, now);
+        let progress = Progress { whole_run, estimated_remaining_seconds: remaining, ..progress };
+        self.metrics.report(&progress);
+        progress
     }
 
     /// Keeps a report, and publishes it unless the last one was just before.
@@ -150,6 +154,7 @@ impl Publisher {
     async fn tell(&mut self, mut change: GroupChange, how: &str) {
         self.reached.changed(&mut change);
         self.run.changed(&change, std::time::Instant::now());
+        self.metrics.changed(&change);
         match &mut self.output {
             Output::Standard => print_line(&json!({ how: change })),
             Output::Cluster(status) => {

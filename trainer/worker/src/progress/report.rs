@@ -14,10 +14,7 @@ use lockstep_launch::{
 };
 use tracing::{info, warn};
 
-use super::{
-    metrics::Metrics,
-    metrics_log::{Kept, MetricsLog, NotWritten, Turn},
-};
+use super::metrics_log::{Kept, MetricsLog, NotWritten, Turn};
 use crate::{
     failure::Failure,
     lines::{EvaluationLine, StepLine},
@@ -37,7 +34,6 @@ pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
     group: &'a Assignment,
     storage: &'a Storage,
-    metrics: &'a Metrics,
     log: MetricsLog,
     turn: Turn<'a>,
     /// True if the storage took no lines at the last try.
@@ -83,7 +79,6 @@ impl<'a> Reporter<'a> {
         membership: &'a Membership,
         group: &'a Assignment,
         storage: &'a Storage,
-        metrics: &'a Metrics,
         start: Start<'_>,
         turn: Turn<'a>,
     ) -> Result<Self, Failure> {
@@ -115,7 +110,6 @@ impl<'a> Reporter<'a> {
             membership,
             group,
             storage,
-            metrics,
             log,
             turn,
             lines_wait: false,
@@ -167,6 +161,7 @@ impl<'a> Reporter<'a> {
         stragglers: Vec<(usize, f64)>,
     ) -> Result<(), Failure> {
         self.progress = Progress {
+            evaluation_loss: self.progress.evaluation_loss,
             accuracy: self.progress.accuracy,
             mean_iou: self.progress.mean_iou,
             accuracy_step: self.progress.accuracy_step,
@@ -192,6 +187,7 @@ impl<'a> Reporter<'a> {
     /// Writes the line of an evaluation, and reports it at once.
     pub(crate) fn evaluated(&mut self, line: &EvaluationLine) -> Result<(), Failure> {
         self.write(line)?;
+        self.progress.evaluation_loss = Some(line.evaluation.loss);
         self.progress.accuracy = Some(line.evaluation.accuracy);
         self.progress.mean_iou = line.evaluation.mean_iou;
         self.progress.accuracy_step = Some(line.step);
@@ -211,7 +207,6 @@ impl<'a> Reporter<'a> {
     pub(crate) fn report_now(&mut self) -> Result<(), Failure> {
         self.reported = Some(Instant::now());
         self.progress.time = Some(jiff::Timestamp::now().to_string());
-        self.metrics.report(&self.progress);
         self.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
         self.flush();
         Ok(())

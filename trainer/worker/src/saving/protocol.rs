@@ -39,10 +39,7 @@ use crate::{
     failure::Failure,
     grace::short_grace,
     membership::session::Session,
-    progress::{
-        metrics::{Metrics, Phase},
-        report::SaveStatus,
-    },
+    progress::{metrics::Metrics, phase_clock::Phase, report::SaveStatus},
     step::{rank::Rank, step_sync::checkpoint_flags::CheckpointFlags},
     storage::{
         Storage,
@@ -131,7 +128,6 @@ pub(crate) struct Logged {
 
 /// The save after the last step of a group.
 pub(crate) struct LastSave {
-    begun: Instant,
     /// The earlier checkpoint that was given up for this one.
     given_up: Option<Position>,
 }
@@ -292,7 +288,7 @@ impl<'a> Saver<'a> {
     pub(crate) fn copy(&mut self, rank: &mut Rank<'_>) {
         let mut copied = self.take(rank);
         rank.rest();
-        self.metrics.spent(Phase::Checkpoint, copied.stall.as_secs_f64());
+        self.metrics.phases.spend(Phase::Checkpoint, copied.stall);
         copied.stall += rank.checking();
         self.metrics.checkpoint_stall.observe(copied.stall.as_secs_f64());
         self.copied = Some(copied);
@@ -301,7 +297,6 @@ impl<'a> Saver<'a> {
     /// Begins the save after the last step. An earlier checkpoint that is not stored yet is given
     /// up.
     pub(crate) fn begin_last(&mut self) -> LastSave {
-        let begun = Instant::now();
         self.snapshotter.cancel();
         let given_up = self.copied.take().map(|copied| copied.position);
         for ended in self.finish() {
@@ -309,7 +304,7 @@ impl<'a> Saver<'a> {
                 warn!(%error, "checkpoint not saved");
             }
         }
-        LastSave { begun, given_up }
+        LastSave { given_up }
     }
 
     /// Stores the parts of all ranks after the last step. It tries until the storage takes them:
@@ -355,11 +350,10 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// The storage does not take the manifest. The parts are lost with it, and all ranks store
     /// theirs again in the next generation.
-    pub(crate) fn store_manifest(&mut self, save: &LastSave, logged: Logged) -> Result<(), Failure> {
+    pub(crate) fn store_manifest(&mut self, logged: Logged) -> Result<(), Failure> {
         if let Some(copied) = self.copied.take() {
             self.commit(copied, logged);
             self.finish().into_iter().try_for_each(|ended| self.note(ended))?;
-            self.metrics.spent(Phase::Checkpoint, save.begun.elapsed().as_secs_f64());
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ use crate::{
         catchup::send::CatchupSenders,
         session::{LIMITS, Session, UNACKNOWLEDGED},
     },
-    progress::metrics::Phase,
+    progress::phase_clock::Phase,
     step::{
         efficiency::Meter,
         gradient_noise::GradientNoise,
@@ -96,6 +96,9 @@ pub(crate) struct Rank<'a> {
     waited: Duration,
     meter: Meter,
     noise: GradientNoise,
+    /// As last measured.
+    gradient_norm: Option<f64>,
+    gradient_noise_scale: Option<f64>,
     counted: Statistics,
     /// The times of the first steps until all ranks agree by them how to sum, and the beginning of
     /// the newest step.
@@ -127,9 +130,6 @@ impl<'a> Rank<'a> {
         let recipe = &state.recipe;
         let (rank, world) = (collectives.rank(), collectives.world());
         let shares = shares(recipe.batches.global_batch(state.step), seat, world);
-        if let Some(alone) = state.alone {
-            session.metrics.baseline.set(alone.samples_per_second);
-        }
         if let Some(rate) = agreed.baseline {
             let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.batches.largest() as f64;
             session.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
@@ -154,6 +154,8 @@ impl<'a> Rank<'a> {
             waited: Duration::ZERO,
             meter,
             noise: GradientNoise::new(sees_own),
+            gradient_norm: None,
+            gradient_noise_scale: None,
             counted: Statistics::default(),
             step_times: times.map(|times| (times, Instant::now())),
             saves_after: None,
@@ -263,7 +265,7 @@ impl<'a> Rank<'a> {
         if !rides {
             self.send_numbers();
         }
-        self.count(share.end - share.start, seconds, useful.as_secs_f64(), loading.as_secs_f64());
+        self.count(share.end - share.start, seconds, useful, loading);
         Ok(committed)
     }
 
@@ -324,7 +326,7 @@ impl<'a> Rank<'a> {
         let start = Instant::now();
         let whole = self.state.whole_fingerprint();
         self.checking = start.elapsed();
-        self.session.metrics.spent(Phase::Checkpoint, self.checking.as_secs_f64());
+        self.session.metrics.phases.spend(Phase::Checkpoint, self.checking);
         whole
     }
 
@@ -365,7 +367,7 @@ impl<'a> Rank<'a> {
     /// Evaluates the state on the held-out samples, each rank on its share. `None` if none are held
     /// out.
     pub(crate) fn evaluate(&mut self) -> Result<Option<Evaluation>, Failure> {
-        let start = Instant::now();
+        self.session.metrics.phases.end_period(Phase::Other, Instant::now());
         let mut parts = Vec::new();
         for part in self.seat.parts(self.state.held_out()) {
             parts.push(self.state.evaluate(part, self.session.work()).slots());
@@ -375,7 +377,7 @@ impl<'a> Rank<'a> {
         }
         let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;
-        self.session.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
+        self.session.metrics.phases.end_period(Phase::Evaluation, Instant::now());
         self.rest();
         Ok(Evaluated::of_sums(&sums).means())
     }
@@ -406,6 +408,11 @@ impl<'a> Rank<'a> {
             world_size: self.world as u32,
             samples: batches.samples_before(line.step),
             loss: line.loss,
+            learning_rate: Some(line.learning_rate.into()),
+            loss_scale: Some(self.state.loss_scale().into()),
+            gradient_norm: self.gradient_norm,
+            gradient_noise_scale: self.gradient_noise_scale,
+            alone_samples_per_second: self.state.alone.map(|alone| alone.samples_per_second),
             samples_per_second: speed,
             scaling_efficiency: scaling.map(|(efficiency, _)| efficiency),
             scaling_baseline: scaling.map(|(_, source)| source),
@@ -416,23 +423,19 @@ impl<'a> Rank<'a> {
         }
     }
 
-    fn count(&mut self, samples: u64, seconds: f64, useful: f64, data: f64) {
-        let statistics = self.collectives.statistics();
-        let since = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
-        let exposed = since(statistics.exposed, self.counted.exposed);
+    /// Counts the step that just ended, with its useful time and its waits for samples.
+    fn count(&mut self, samples: u64, seconds: f64, useful: Duration, loading: Duration) {
+        let (now, counted) = (self.collectives.statistics(), self.counted);
         let metrics = self.session.metrics;
-        metrics.steps.inc();
-        metrics.samples.inc_by(samples);
-        metrics.step_duration.observe(seconds);
-        metrics.loss_scale.set(f64::from(self.state.loss_scale()));
-        metrics.learning_rate.set(f64::from(self.state.recipe.rate(self.state.step)));
-        metrics.spent(Phase::Compute, useful);
-        metrics.spent(Phase::Data, data);
-        metrics.spent(Phase::ExposedCommunication, exposed);
-        metrics.spent(Phase::Other, seconds - useful - data - exposed);
-        metrics.collective_seconds.inc_by(since(statistics.busy, self.counted.busy));
-        metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
-        self.counted = statistics;
+        metrics.stepped(samples, seconds);
+        metrics.phases.spend(Phase::Compute, useful);
+        metrics.phases.spend(Phase::Data, loading);
+        metrics.phases.wait(now.exposed.saturating_sub(counted.exposed));
+        metrics.phases.end_period(Phase::Other, self.last_end);
+        metrics.collective_seconds.inc_by(now.busy.saturating_sub(counted.busy).as_secs_f64());
+        metrics.bytes_sent.inc_by(now.bytes_sent - counted.bytes_sent);
+        metrics.bytes_through_memory.inc_by(now.bytes_through_memory - counted.bytes_through_memory);
+        self.counted = now;
     }
 }
 

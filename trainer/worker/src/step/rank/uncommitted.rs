@@ -1,6 +1,9 @@
 //! A step between its end on this rank and the moment at which all ranks are known to have done it.
 
-use std::{mem, time::Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 use lockstep_collective::{BESIDE, Completed, Tag};
@@ -186,16 +189,18 @@ impl Rank<'_> {
         let sums = Sums::of(&self.numbers, self.world);
         let (step, halt, checkpoint) = (line.step, sums.halt(), sums.checkpoint());
         self.session.metrics.waited_for_stable(sums.waited());
+        let useful = sums.useful();
+        let longest = useful.iter().copied().fold(0.0, f32::max);
+        let longer = Duration::try_from_secs_f32(longest - useful[self.rank]).unwrap_or_default();
+        self.session.metrics.phases.was_for_ranks(longer);
         self.meter.record(Step { samples, wall: line.step_seconds, useful: sums.useful().to_vec() });
         if let Some(square) = square.filter(|_| !line.skipped) {
-            let (metrics, shares) = (self.session.metrics, shares(samples, self.seat, self.world));
-            metrics.gradient_norm.set(square.sqrt());
-            if let Some(scale) = self.noise.scale(&shares, samples, sums.squares(), square) {
-                metrics.gradient_noise_scale.set(scale);
-            }
+            let shares = shares(samples, self.seat, self.world);
+            self.gradient_norm = Some(square.sqrt());
+            let scale = self.noise.scale(&shares, samples, sums.squares(), square);
+            self.gradient_noise_scale = scale.or(self.gradient_noise_scale);
         }
         if let Some(alone) = self.meter.alone() {
-            self.session.metrics.baseline.set(alone.samples_per_second);
             self.state.alone = Some(alone);
         }
         self.catchup.hear(step, sums.all_know_newcomer());

@@ -1,0 +1,13 @@
+//! The metrics that Lockstep exports: one table, from which the operator and the trainer register,
+//! and from which `docs/metrics.md` is made.
+
+mod job;
+mod page;
+mod register;
+pub mod table;
+
+pub use self::{
+    job::{JobSeries, Sample, changes, progress},
+    page::page,
+    table::{Exporter, Kind, Metric, Unit},
+};
