@@ -1,5 +1,6 @@
 //! The operator: it turns every `TrainingJob` into pods that train it.
 
+mod api_requests;
 mod apply;
 mod check;
 mod lease;
@@ -14,7 +15,7 @@ use std::{io::IsTerminal, net::SocketAddr, process::ExitCode, sync::Arc, time::D
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use futures::FutureExt;
-use kube::{Api, Client};
+use kube::{Api, Config, client::ClientBuilder};
 use lockstep_launch::StandardError;
 use lockstep_plan::DefaultImage;
 use tokio::{
@@ -22,10 +23,12 @@ use tokio::{
     sync::watch,
     time::timeout,
 };
+use tower::layer::layer_fn;
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    api_requests::Counted,
     lease::Candidate,
     metrics::Metrics,
     patient_watch::{WatchStates, is_ready},
@@ -156,8 +159,13 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         info!("stopping");
         stop.send_replace(true);
     });
-    let client = Client::try_default().await.context("find the cluster: no kubeconfig and not in a pod")?;
     let metrics = Arc::new(Metrics::new().context("register the metrics")?);
+    let config = Config::infer().await.context("find the cluster: no kubeconfig and not in a pod")?;
+    let requests = metrics.api_requests.clone();
+    let client = ClientBuilder::try_from(config)
+        .context("connect to the cluster")?
+        .with_layer(&layer_fn(|service| Counted::new(service, requests.clone())))
+        .build();
     let (ready, is_ready) = watch::channel(true);
     let mut server = tokio::spawn(serve::serve(listen, Arc::clone(&metrics), is_ready));
 

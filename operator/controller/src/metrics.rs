@@ -50,6 +50,8 @@ pub(crate) struct Metrics {
     duration: Histogram,
     time_to_running: Histogram,
     time_to_first_step: Histogram,
+    /// Requests to the API server.
+    pub(crate) api_requests: IntCounterVec,
     watch_restarts: IntCounter,
     leader: IntGauge,
     dropped_lines: IntCounter,
@@ -86,6 +88,7 @@ impl Metrics {
             duration: table::RECONCILE_DURATION.histogram(&registry, &RECONCILE_SECONDS)?,
             time_to_running: table::TIME_TO_RUNNING.histogram(&registry, &START_SECONDS)?,
             time_to_first_step: table::TIME_TO_FIRST_STEP.histogram(&registry, &START_SECONDS)?,
+            api_requests: table::API_REQUESTS.whole_counters(&registry)?,
             watch_restarts: table::WATCH_RESTARTS.whole_counter(&registry)?,
             leader: table::LEADER.whole_gauge(&registry)?,
             dropped_lines: table::LOG_LINES_DROPPED.whole_counter(&registry)?,

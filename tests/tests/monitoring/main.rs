@@ -2,4 +2,5 @@
 
 mod boards;
 mod files;
+mod names;
 mod rules;

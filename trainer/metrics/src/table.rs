@@ -100,6 +100,8 @@ table! {
         "Failed reconciliations of a job, by reason.";
     RECONCILE_DURATION = Operator Histogram Seconds "reconcile_duration_seconds" []
         "Time that one reconciliation of a job takes.";
+    API_REQUESTS = Operator Counter Count "api_requests_total" ["verb", "resource", "code"]
+        "Requests to the API server, by verb, resource and the answer's status code (none: no answer).";
     WATCH_RESTARTS = Operator Counter Count "watch_restarts_total" []
         "Interrupted watches of the API server.";
     LEADER = Operator Gauge Count "leader" []
