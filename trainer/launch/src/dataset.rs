@@ -44,8 +44,8 @@ pub struct DatasetSpec {
     #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
-    /// Number of classes; only for idx, tar, npy, segmentation and synthetic. Default: for synthetic
-    /// 10, for the others the greatest label and 1.
+    /// Number of classes; only for idx, tar, npy, segmentation and synthetic. Default: for
+    /// synthetic 10, for the others the greatest label and 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub classes: Option<u32>,
