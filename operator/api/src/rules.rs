@@ -78,6 +78,11 @@ pub(crate) fn spec_rules() -> Vec<Rule> {
             field: Some(".model.width"),
         },
         Rule {
+            rule: format!("!has(self.model) || !has(self.model.weights) || {}", is_file("self.model.weights.uri")),
+            message: "spec.model.weights.uri: file:///FOLDER/FILE, an absolute path without `..`".to_owned(),
+            field: Some(".model.weights.uri"),
+        },
+        Rule {
             rule: "!has(self.training) || !has(self.training.batchSizeSchedule) || \
                    (self.training.batchSizeSchedule.map(change, change.epoch).isSorted() && \
                    self.training.batchSizeSchedule.all(change, \

@@ -236,6 +236,12 @@ fn each_rule_refuses_its_own_mistake_and_nothing_else() {
             json!({"precision": "bf16", "lossScale": {"constant": 8}}),
             "spec.training.lossScale.constant",
         ),
+        (
+            "/spec/model",
+            json!({"name": "lenet5", "weights": {"uri": "weights.safetensors"}}),
+            json!({"name": "lenet5", "weights": {"uri": "file:///w/lenet5.safetensors", "except": ["fc3.*"]}}),
+            "spec.model.weights.uri",
+        ),
         ("/spec/checkpoint/uri", json!("file:///"), json!("file:///c"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("file:///../c"), json!("file:///c/d"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("s3://"), json!("s3://models"), "s3://models/lenet"),

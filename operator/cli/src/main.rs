@@ -2,10 +2,11 @@
 //! and without a cluster.
 
 mod bench;
-mod checkpoints;
 mod display;
+mod eval;
 mod history;
 mod manifest;
+mod pass_on;
 mod replay;
 mod run;
 mod scale;
@@ -43,7 +44,13 @@ enum Command {
     /// Measure this machine with local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),
     /// List, verify, prune or export the checkpoints in a job's folder.
-    Checkpoints(checkpoints::Arguments),
+    Checkpoints(pass_on::Arguments),
+    /// Predict the classes of pictures with a trained model.
+    Predict(pass_on::Arguments),
+    /// Evaluate a trained model: loss, accuracy, figures of each class, confusion matrix.
+    Eval(eval::Arguments),
+    /// Write a trained model as a safetensors file, and as a module of PyTorch.
+    Export(pass_on::Arguments),
     /// Print the layers of a model, their shapes, weights, operations and bytes.
     Summary(summary::Arguments),
     /// Check manifests without a cluster: fields, types and rules.
@@ -116,7 +123,19 @@ fn main() -> ExitCode {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },
-        Command::Checkpoints(arguments) => match checkpoints::checkpoints(&arguments) {
+        Command::Predict(arguments) => match pass_on::pass_on("predict", &arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Eval(arguments) => match eval::eval(&arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Export(arguments) => match pass_on::pass_on("export", &arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Checkpoints(arguments) => match pass_on::pass_on("checkpoints", &arguments) {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },

@@ -17,6 +17,7 @@ mod remote_data;
 mod replay;
 mod run;
 mod same_losses;
+mod using;
 
 use run::{Manifest, Run, alone};
 

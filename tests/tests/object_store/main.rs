@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    CheckpointError, CheckpointPart, Created, Facts, Folder, Layout, Objects, PartReceipt, Position, Saved, Tensor,
-    Tensors, TrainingIdentity,
+    About, CheckpointError, CheckpointPart, Created, Facts, Folder, Layout, Objects, PartReceipt, Position, Saved,
+    Tensor, Tensors, TrainingIdentity,
 };
 use lockstep_objects::{JobObjects, Limits};
 use lockstep_tests::{
@@ -94,6 +94,7 @@ impl State {
             state_digest: digest.to_owned(),
             time: "2026-11-22T12:00:00Z".to_owned(),
             communication: None,
+            about: About::default(),
         };
         folder.commit(&facts, &Self::layout(), receipts)
     }

@@ -16,7 +16,7 @@ use std::{
 
 use crc_fast::CrcAlgorithm;
 use lockstep_checkpoint::{
-    CheckpointPart, Destination, Ended, Facts, Folder, Layout, LoadRefusal, Position, Snapshotter, Taken,
+    About, CheckpointPart, Destination, Ended, Facts, Folder, Layout, LoadRefusal, Position, Snapshotter, Taken,
     TrainingIdentity,
 };
 use rustix::fs::{Advice, fadvise};
@@ -53,6 +53,7 @@ fn main() {
             state_digest: String::new(),
             time: String::new(),
             communication: None,
+            about: About::default(),
         };
         let part = CheckpointPart { position, layout: Arc::clone(&layout), writer: 0, writers: NonZeroU32::MIN };
         let begun = Instant::now();
@@ -89,6 +90,7 @@ fn main() {
             state_digest: String::new(),
             time: String::new(),
             communication: None,
+            about: About::default(),
         };
         let saved = opened.commit(&facts, &layout, &[receipt]).expect("committed");
         saves.push(begun.elapsed().as_secs_f64());

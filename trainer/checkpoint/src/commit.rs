@@ -4,7 +4,7 @@ use std::{
 };
 
 use crate::{
-    Checkpoint, CheckpointError, Folder, Layout, PartReceipt, Position, TrainingIdentity,
+    About, Checkpoint, CheckpointError, Folder, Layout, PartReceipt, Position, TrainingIdentity,
     backend::{Published, Replacing},
     chunk::Chunk,
     format::FORMAT_VERSION,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The content of a manifest besides the tensors.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// The training that the state belongs to.
     pub identity: TrainingIdentity,
@@ -26,6 +26,8 @@ pub struct Facts {
     /// The plan by which gradients were summed, in the group's own spelling. A load returns it
     /// unchanged.
     pub communication: Option<String>,
+    /// What the checkpoint tells of its model. A load returns it unchanged.
+    pub about: About,
 }
 
 /// A checkpoint that is whole and durable.
@@ -213,7 +215,7 @@ fn gather(position: Position, layout: &Layout, receipts: &[PartReceipt]) -> Resu
 }
 
 fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {
-    let Facts { identity, position, state_digest, time, communication } = facts.clone();
+    let Facts { identity, position, state_digest, time, communication, about } = facts.clone();
     Manifest {
         format_version: FORMAT_VERSION,
         readable_from: FORMAT_VERSION,
@@ -223,6 +225,7 @@ fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {
         position,
         state_digest,
         communication,
+        about,
         tensors: layout.entries().to_vec(),
         chunks,
     }

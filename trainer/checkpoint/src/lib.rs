@@ -22,6 +22,7 @@
 //! [`Folder::newest`] verifies every digest and falls back to the next older checkpoint if one does
 //! not fit. [`Objects`] is the interface to an object store.
 
+mod about;
 mod error;
 mod format;
 mod objects;
@@ -56,8 +57,10 @@ mod prune;
 mod snapshotter;
 
 mod export;
+mod read_model;
 mod safetensors_file;
 
+pub use about::{About, Evaluation, Metric};
 pub use chunk::{Chunk, ChunkDigest};
 pub use commit::{Facts, Saved};
 pub use destination::{Destination, LoadRefusal, Tensors};
@@ -70,6 +73,7 @@ pub use load::{Checkpoint, Newest, Skipped};
 pub use objects::{Created, Objects, ObjectsError};
 pub use part::{CheckpointPart, PartReceipt};
 pub use prune::Pruned;
+pub use read_model::{MAX_HEADER_BYTES, MAX_MODEL_BYTES, ReadModel, UnreadModel, read_model};
 pub use snapshot::{OwnedTensor, Position, Snapshot, Tensor, TrainingIdentity};
 pub use snapshotter::{Committed, Ended, Snapshotter, Taken};
 

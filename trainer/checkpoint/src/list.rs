@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    Checkpoint, CheckpointError, Destination, Folder, Position, TrainingIdentity, checkpoint_id::CheckpointId,
+    About, Checkpoint, CheckpointError, Destination, Folder, Position, TrainingIdentity, checkpoint_id::CheckpointId,
     read_error::ReadError,
 };
 
@@ -18,7 +18,7 @@ pub struct Listed {
 }
 
 /// The content of a manifest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// The training that the checkpoint belongs to.
     pub identity: TrainingIdentity,
@@ -26,6 +26,8 @@ pub struct Description {
     pub position: Position,
     /// The time of the save, RFC 3339.
     pub time: String,
+    /// What it tells of its model.
+    pub about: About,
     /// The version of the format.
     pub format_version: u64,
     /// The program that wrote it.
@@ -57,6 +59,7 @@ impl Folder {
                 identity: manifest.identity,
                 position: manifest.position,
                 time: manifest.time,
+                about: manifest.about,
                 format_version: manifest.format_version,
                 writer: manifest.writer,
                 tensors: manifest.tensors.len(),

@@ -4,7 +4,7 @@ use std::{
 };
 
 use crate::{
-    CheckpointError, Destination, Folder, Layout, Position, TrainingIdentity,
+    About, CheckpointError, Destination, Folder, Layout, Position, TrainingIdentity,
     backend::Backend,
     checkpoint_id::CheckpointId,
     format::MANIFEST,
@@ -51,6 +51,8 @@ pub struct Checkpoint {
     pub time: String,
     /// The plan of the gradients' sums, as saved.
     pub communication: Option<String>,
+    /// What it tells of its model, as saved.
+    pub about: About,
     /// The version of its format.
     pub format_version: u64,
     /// The total length of its files.
@@ -198,7 +200,7 @@ impl Folder {
             Err(other) => return Err(other.at(path)),
         }
         let bytes = manifest_bytes + manifest.stored_bytes();
-        let Manifest { position, state_digest, time, identity, communication, format_version, .. } = manifest;
+        let Manifest { position, state_digest, time, identity, communication, about, format_version, .. } = manifest;
         Ok(Ok(Checkpoint {
             path,
             identity,
@@ -206,6 +208,7 @@ impl Folder {
             state_digest,
             time,
             communication,
+            about,
             format_version,
             bytes,
             manifest_digest,

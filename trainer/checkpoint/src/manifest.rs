@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Layout, Position, TrainingIdentity,
+    About, Layout, Position, TrainingIdentity,
     chunk::{Chunk, MAX_CHUNK_BYTES},
     format::{FORMAT_VERSION, MANIFEST},
     layout::VALUE_BYTES,
@@ -34,6 +34,8 @@ pub(crate) struct Manifest {
     pub(crate) state_digest: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) communication: Option<String>,
+    #[serde(default, skip_serializing_if = "About::is_empty")]
+    pub(crate) about: About,
     pub(crate) tensors: Vec<TensorEntry>,
     /// The chunks of the arena, in order.
     pub(crate) chunks: Vec<Chunk>,

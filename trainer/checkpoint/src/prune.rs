@@ -1,7 +1,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    Checkpoint, CheckpointError, Folder, Position, Saved, TrainingIdentity,
+    About, Checkpoint, CheckpointError, Folder, Position, Saved, TrainingIdentity,
     checkpoint_id::{CheckpointId, Leftover, Staged},
     load::Owner,
 };
@@ -17,7 +17,8 @@ pub struct Pruned {
 }
 
 impl Folder {
-    /// Keeps this job's checkpoints of the newest `keep_last` steps. Deletes older ones, other
+    /// Keeps this job's checkpoints of the newest `keep_last` steps, and the best one if the newest
+    /// says by which metric. Deletes older ones, other
     /// checkpoints of the newest step, and unfinished saves.
     ///
     /// It first reads and verifies the newest checkpoint. If none is whole, no checkpoint is
@@ -78,7 +79,7 @@ impl Folder {
         pruned.leftovers = stale.len();
         // A failed deletion must not keep the others.
         let mut deleted = stale.into_iter().map(|leftover| self.backend.discard(leftover)).fold(Ok(()), Result::and);
-        if let Some((newest, Checkpoint { position, .. })) = newest {
+        if let Some((newest, Checkpoint { position, about, .. })) = newest {
             // A checkpoint of a later generation stays, even if its manifest is damaged.
             let is_later = |id: &CheckpointId| saving.is_some_and(|saving| id.generation > Some(saving));
             let older = ids.iter().copied().filter(|id| *id < newest && !is_later(id));
@@ -88,6 +89,8 @@ impl Folder {
             let mut kept: Vec<_> = ours.filter(|step| *step < newest.step).collect();
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);
+            let ours = owned.iter().filter(|(_, owner)| *owner == Owner::This).map(|(id, _)| *id);
+            kept.extend(self.best_of(&about, newest, ours).map(|id| id.step));
             // Other checkpoints of a kept step are damaged or belong to older groups.
             let old = owned.iter().filter(|(id, owner)| *owner != Owner::Other && !kept.contains(&id.step));
             let is_abandoned = |id: &CheckpointId| {
@@ -101,6 +104,21 @@ impl Folder {
             }
         }
         deleted.map(|()| pruned)
+    }
+}
+
+impl Folder {
+    /// Returns the best checkpoint by the newest one's metric, of the newest and the job's `older`
+    /// ones. It is kept however old it is.
+    fn best_of(
+        &self,
+        newest: &About,
+        id: CheckpointId,
+        older: impl Iterator<Item = CheckpointId>,
+    ) -> Option<CheckpointId> {
+        let metric = newest.best_by?;
+        let evaluated = |id| (id, self.manifest_of(id).ok().and_then(|(manifest, ..)| manifest.about.evaluation));
+        metric.best(std::iter::once((id, newest.evaluation)).chain(older.map(evaluated)))
     }
 }
 

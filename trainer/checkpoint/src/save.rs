@@ -18,7 +18,7 @@ impl Folder {
     /// # Panics
     /// If the number of values of a tensor does not fit its shape.
     pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<Saved, CheckpointError> {
-        let Snapshot { identity, position, state_digest, time, communication, weights, slots } = *snapshot;
+        let Snapshot { identity, position, state_digest, time, communication, about, weights, slots } = *snapshot;
         let tensors = || weights.iter().chain(slots);
         for tensor in tensors() {
             let (name, shape, values) = (tensor.name, tensor.shape, tensor.values.len());
@@ -31,6 +31,7 @@ impl Folder {
             state_digest: state_digest.to_owned(),
             time: time.to_owned(),
             communication: communication.map(str::to_owned),
+            about: about.cloned().unwrap_or_default(),
         };
         let values: Vec<_> = tensors().map(|tensor| tensor.values).collect();
         let part = CheckpointPart { position, layout, writer: 0, writers: NonZeroU32::MIN };

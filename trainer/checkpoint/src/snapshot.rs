@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use crate::About;
+
 /// Identifies the training that a state belongs to. A job resumes only from a checkpoint of its own
 /// identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +51,14 @@ pub struct OwnedTensor {
     pub values: Vec<f32>,
 }
 
+impl OwnedTensor {
+    /// Returns the tensor without its memory.
+    #[must_use]
+    pub fn borrowed(&self) -> Tensor<'_> {
+        Tensor { name: &self.name, shape: &self.shape, values: &self.values }
+    }
+}
+
 /// The state that decides the next step.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
@@ -63,6 +73,8 @@ pub struct Snapshot<'a> {
     /// The plan by which gradients were summed, in the group's own spelling. A load returns it
     /// unchanged.
     pub communication: Option<&'a str>,
+    /// What the checkpoint tells of its model.
+    pub about: Option<&'a About>,
     /// The model's parameters.
     pub weights: &'a [Tensor<'a>],
     /// The optimiser's slots.

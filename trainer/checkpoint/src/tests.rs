@@ -1,4 +1,5 @@
 mod abandoned_steps;
+mod best;
 mod crash;
 mod damage;
 mod kill;

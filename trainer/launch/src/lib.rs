@@ -73,5 +73,6 @@ pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    BatchSizeChange, CheckpointSpec, ModelName, ModelSpec, NO_TREE_OF_DEVICES, OnNonFinite, Training, Workload,
+    BatchSizeChange, BestCheckpoint, BestMetric, CheckpointSpec, InitialWeights, ModelName, ModelSpec,
+    NO_TREE_OF_DEVICES, OnNonFinite, Training, Workload,
 };

@@ -67,6 +67,28 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "layer_list"))]
     pub layers: Vec<serde_json::Value>,
+    /// Weights to begin with, from a file. Default: none, the seed's values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<InitialWeights>,
+}
+
+/// Weights to begin with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct InitialWeights {
+    /// The safetensors file, as a file:// URI such as file:///weights/resnet50.safetensors.
+    /// Lockstep exports such files, and PyTorch writes them with safetensors.torch.save_file. Its
+    /// tensors have the names and shapes of the model. Each worker reads it before the first step;
+    /// a run that continues from a checkpoint does not. Required.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
+    pub uri: String,
+    /// Names of tensors that begin with the seed's values, whatever the file has, such as those of
+    /// the last layer for other classes. A `*` stands for any characters: `fc.*`. Default: [].
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 64), inner(length(min = 1, max = 256))))]
+    pub except: Vec<String>,
 }
 
 /// Only the trainer knows the settings of each kind of layer.
@@ -258,6 +280,34 @@ pub struct CheckpointSpec {
     #[serde(default = "CheckpointSpec::default_keep_last")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub keep_last: u32,
+    /// The checkpoint to keep besides the newest ones, however old it is: the best of those that
+    /// were saved after an evaluation. One is saved whenever an evaluation finds a better state.
+    /// Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestCheckpoint>,
+}
+
+/// The best checkpoint of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BestCheckpoint {
+    /// What decides, on the held-out samples: accuracy (the greatest) or loss (the least). Default:
+    /// accuracy.
+    #[serde(default)]
+    pub metric: BestMetric,
+}
+
+/// A metric that says which of two states is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum BestMetric {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    #[default]
+    Accuracy,
+    #[allow(missing_docs, reason = "as above")]
+    Loss,
 }
 
 impl CheckpointSpec {
@@ -305,6 +355,9 @@ impl Workload {
         }
         if let (Some(width), true) = (model.width, model.name != Some(ModelName::Unet)) {
             return Err(InvalidField::new("spec.model.width", width, "only for model unet; leave it out"));
+        }
+        if let Some(weights) = &model.weights {
+            check_file_uri("spec.model.weights.uri", &weights.uri)?;
         }
         dataset.check()?;
         training.check_batch_sizes()?;
@@ -385,11 +438,14 @@ mod tests {
     #[test]
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 14] = [
+        let cases: [Breaking; 15] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.model.width", |job| job.model.width = Some(16)),
             ("spec.model.name", |job| job.model.name = None),
             ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),
+            ("spec.model.weights.uri", |job| {
+                job.model.weights = Some(InitialWeights { uri: "weights.safetensors".into(), except: vec![] });
+            }),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("ftp://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),

@@ -1,6 +1,8 @@
 //! `lockstep-trainer checkpoints`: shows and changes the checkpoints in a job's folder, for people
 //! and, with `--json`, for programs.
 
+pub(crate) mod choose;
+
 use std::{
     collections::BTreeMap,
     io::{self, Write},
@@ -11,13 +13,12 @@ use std::{
 
 use clap::{Args, Subcommand};
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Description, Exported, Folder, Listed, OwnedTensor, Tensor, Tensors, export_model,
+    Checkpoint, CheckpointError, Description, Exported, Folder, Listed, OwnedTensor, Tensors, export_model,
 };
-use lockstep_launch::ObjectUri;
-use lockstep_objects::Home;
 use serde_json::{Value, json};
 
-use crate::storage::open_objects;
+use self::choose::{Choice, Problem, complain, is_gone, newest_whole};
+use crate::trainee::DESCRIPTION;
 
 /// Work with the checkpoints of a job's folder.
 #[derive(Subcommand)]
@@ -34,7 +35,8 @@ pub(crate) enum Action {
         step: Option<u64>,
     },
     /// Delete all but the newest checkpoints and the leftovers of interrupted saves, after the
-    /// newest one was verified. No job may be running there.
+    /// newest one was verified. A job with spec.checkpoint.best keeps its best one. No job may be
+    /// running there.
     Prune {
         #[command(flatten)]
         place: Place,
@@ -49,6 +51,9 @@ pub(crate) enum Action {
         /// The checkpoint of this step. Default: the newest whole one.
         #[arg(long)]
         step: Option<u64>,
+        /// The best of those that were evaluated; see spec.checkpoint.best.
+        #[arg(long, conflicts_with = "step")]
+        best: bool,
         /// The file to write. An existing file is replaced. A pipe or a device, such as
         /// /dev/stdout, is written to.
         #[arg(long, value_name = "FILE")]
@@ -91,50 +96,26 @@ pub(crate) fn act(action: &Action) -> ExitCode {
     }
 }
 
-/// Writes a line to standard error. If that fails, the exit code has to suffice.
-fn complain(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Problem {
-    #[error(transparent)]
-    Checkpoints(#[from] CheckpointError),
-    #[error("{uri}: {accepted}")]
-    NoPlace { uri: String, accepted: &'static str },
-    #[error("{path} has no checkpoint of step {step}; `checkpoints list` shows the steps")]
-    NoSuchStep { path: String, step: u64 },
-    #[error("{path} has no whole checkpoint")]
-    NoneWhole { path: String },
-    #[error("{path} is damaged: {reason}; nothing was written")]
-    Damaged { path: String, reason: String },
-    #[error("writing the answer: {0}")]
-    Output(#[from] io::Error),
-}
-
 fn perform(action: &Action, out: &mut impl Write) -> Result<Outcome, Problem> {
     match action {
         Action::List(place) => list(&place.open()?, place.json, out),
         Action::Verify { place, step } => verify(&place.open()?, *step, place.json, out),
         Action::Prune { place, keep_last } => prune(&place.open()?, *keep_last, place.json, out),
-        Action::Export { place, step, output } => export(&place.open()?, *step, output, place.json, out),
+        Action::Export { place, step, best, output } => export(&place.open()?, *step, *best, output, place.json, out),
     }
 }
 
 impl Place {
     fn open(&self) -> Result<Folder, Problem> {
-        let Some(uri) = self.folder.to_str().filter(|text| ObjectUri::begins(text)) else {
-            return Ok(Folder::open_existing(&self.folder)?);
-        };
-        let place = uri.parse().map_err(|accepted| Problem::NoPlace { uri: uri.to_owned(), accepted })?;
-        Ok(Folder::open_existing_bucket(open_objects(&place, Home::Command)?)?)
+        choose::open(&self.folder)
     }
 }
 
 fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
     let listed = folder.list()?;
     if json {
-        let lines: Vec<_> = listed.iter().map(described).collect();
+        let best = choose::best(&listed).map(|(step, _)| step);
+        let lines: Vec<_> = listed.iter().map(|listed| described(listed, best)).collect();
         writeln!(out, "{:#}", json!(lines))?;
         return Ok(Outcome::Done);
     }
@@ -144,15 +125,23 @@ fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Pr
     }
     writeln!(
         out,
-        "{:>10} {:>7} {:>4} {:>10} {:>6} {:>7}  {:<30} STATE",
-        "STEP", "EPOCH", "GEN", "BYTES", "FILES", "FORMAT", "SAVED"
+        "{:>10} {:>7} {:>4} {:>8} {:>8} {:>10} {:>6}  {:<30} STATE",
+        "STEP", "EPOCH", "GEN", "ACCURACY", "LOSS", "BYTES", "FILES", "SAVED"
     )?;
+    let best = choose::best(&listed);
     for Listed { step, described, .. } in &listed {
         match described {
-            Ok(Description { position, time, format_version, files, bytes, identity: _, writer: _, tensors: _ }) => {
+            Ok(Description { position, time, files, bytes, about, .. }) => {
+                let [accuracy, loss] = about.evaluation.map_or(["-".to_owned(), "-".to_owned()], |found| {
+                    [format!("{:.4}", found.accuracy), format!("{:.4}", found.loss)]
+                });
+                let state = match best {
+                    Some((best, metric)) if best == *step => format!("manifest whole, best {}", metric.as_str()),
+                    _ => "manifest whole".to_owned(),
+                };
                 writeln!(
                     out,
-                    "{step:>10} {:>7} {:>4} {:>10} {files:>6} {format_version:>7}  {time:<30} manifest whole",
+                    "{step:>10} {:>7} {:>4} {accuracy:>8} {loss:>8} {:>10} {files:>6}  {time:<30} {state}",
                     position.epoch,
                     position.generation,
                     size(*bytes)
@@ -161,8 +150,8 @@ fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Pr
             Err(reason) => {
                 writeln!(
                     out,
-                    "{step:>10} {:>7} {:>4} {:>10} {:>6} {:>7}  {:<30} unusable: {reason}",
-                    "-", "-", "-", "-", "-", "-"
+                    "{step:>10} {:>7} {:>4} {:>8} {:>8} {:>10} {:>6}  {:<30} unusable: {reason}",
+                    "-", "-", "-", "-", "-", "-", "-"
                 )?;
             }
         }
@@ -244,27 +233,16 @@ fn prune(folder: &Folder, keep_last: NonZeroU32, json: bool, out: &mut impl Writ
 fn export(
     folder: &Folder,
     step: Option<u64>,
+    best: bool,
     output: &Path,
     json: bool,
     out: &mut impl Write,
 ) -> Result<Outcome, Problem> {
-    let path = || folder.path().display().to_string();
     let mut tensors = Tensors::default();
-    let checkpoint = match step {
-        None => newest_whole(folder, |listed| folder.load(listed, &mut tensors))?,
-        Some(step) => {
-            let listed = folder.list()?.into_iter().find(|listed| listed.step == step);
-            let listed = listed.ok_or_else(|| Problem::NoSuchStep { path: path(), step })?;
-            let damaged = |reason| Problem::Damaged { path: listed.path.display().to_string(), reason };
-            folder.load(&listed, &mut tensors)?.map_err(damaged)?
-        }
-    };
-    let (Checkpoint { position, identity, .. }, weights) = (&checkpoint, &tensors.weights);
-    let metadata = BTreeMap::from(
-        [("step", position.step.to_string()), ("epoch", position.epoch.to_string()), ("model", identity.model.clone())]
-            .map(|(key, value)| (key.to_owned(), value)),
-    );
-    let exported = export_model(output, &borrowed(weights), &metadata)?;
+    let checkpoint = choose::load(folder, Choice::of(step, best), &mut tensors)?;
+    let (position, weights) = (checkpoint.position, &tensors.weights);
+    let borrowed: Vec<_> = weights.iter().map(OwnedTensor::borrowed).collect();
+    let exported = export_model(output, &borrowed, &metadata(&checkpoint))?;
     let told = match json {
         true => format!("{:#}", json!({ "step": position.step, "tensors": weights.len(), "output": output })),
         false => format!("step {}: {} tensors written to {}", position.step, weights.len(), output.display()),
@@ -277,39 +255,24 @@ fn export(
     Ok(Outcome::Done)
 }
 
-/// Returns the newest checkpoint that `read` finds whole, of any job. Names newer damaged ones on
-/// standard error.
-fn newest_whole(
-    folder: &Folder,
-    mut read: impl FnMut(&Listed) -> Result<Result<Checkpoint, String>, CheckpointError>,
-) -> Result<Checkpoint, Problem> {
-    'listed: loop {
-        for listed in folder.list()? {
-            match read(&listed)? {
-                Ok(whole) => return Ok(whole),
-                // A running job deleted it, and keeps newer ones.
-                Err(_) if is_gone(folder, &listed)? => continue 'listed,
-                Err(reason) => complain(&format!("step {} is passed over: {reason}", listed.step)),
-            }
-        }
-        return Err(Problem::NoneWhole { path: folder.path().display().to_string() });
-    }
+/// Returns what an exported file says beside its tensors.
+pub(crate) fn metadata(checkpoint: &Checkpoint) -> BTreeMap<String, String> {
+    let Checkpoint { position, identity, about, .. } = checkpoint;
+    let facts = [
+        ("format", "pt".to_owned()),
+        ("step", position.step.to_string()),
+        ("epoch", position.epoch.to_string()),
+        ("model", identity.model.clone()),
+    ];
+    let description = about.description.iter().map(|description| (DESCRIPTION, description.clone()));
+    facts.into_iter().chain(description).map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Returns true if a checkpoint was deleted since it was listed.
-fn is_gone(folder: &Folder, listed: &Listed) -> Result<bool, CheckpointError> {
-    Ok(folder.list()?.iter().all(|now| now.path != listed.path))
-}
-
-fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
-    tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
-}
-
-fn described(listed: &Listed) -> Value {
+fn described(listed: &Listed, best: Option<u64>) -> Value {
     let Listed { step, path, described, .. } = listed;
     match described {
         Err(reason) => json!({ "step": step, "path": path, "unusable": reason }),
-        Ok(Description { identity, position, time, format_version, writer, tensors, files, bytes }) => json!({
+        Ok(Description { identity, position, time, about, format_version, writer, tensors, files, bytes }) => json!({
             "step": step,
             "path": path,
             "epoch": position.epoch,
@@ -317,6 +280,8 @@ fn described(listed: &Listed) -> Value {
             "seed": position.seed,
             "generation": position.generation,
             "time": time,
+            "evaluation": about.evaluation,
+            "best": best == Some(*step),
             "model": identity.model,
             "workload": identity.workload_digest,
             "format_version": format_version,
@@ -339,147 +304,4 @@ fn size(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use lockstep_checkpoint::{Position, Snapshot, TrainingIdentity};
-
-    /// Makes a folder with checkpoints of steps 1 to 3. The last is damaged.
-    fn folder() -> tempfile::TempDir {
-        let root = tempfile::tempdir().expect("a folder");
-        let folder = Folder::open(root.path()).expect("opens");
-        let identity = TrainingIdentity { model: "mlp".into(), workload_digest: "ab12".into() };
-        for step in 1..=3 {
-            let values = [step as f32, 0.5];
-            let saved = folder.save(&Snapshot {
-                identity: &identity,
-                position: Position { step, generation: 1, ..Position::default() },
-                state_digest: "digest",
-                time: "2026-11-21T12:00:00Z",
-                communication: None,
-                weights: &[Tensor { name: "fc.weight", shape: &[2], values: &values }],
-                slots: &[],
-            });
-            saved.expect("saved");
-        }
-        let damaged = root.path().join("checkpoints/step-00000003");
-        for file in std::fs::read_dir(damaged).expect("a folder").map(|file| file.expect("readable").path()) {
-            if file.extension().is_some_and(|end| end == "chunk") {
-                std::fs::write(file, [0; 8]).expect("damaged");
-            }
-        }
-        root
-    }
-
-    fn said(action: &Action) -> (Result<Outcome, Problem>, String) {
-        let mut out = Vec::new();
-        let outcome = perform(action, &mut out);
-        (outcome, String::from_utf8(out).expect("UTF-8"))
-    }
-
-    fn place(root: &tempfile::TempDir, json: bool) -> Place {
-        Place { folder: root.path().to_owned(), json }
-    }
-
-    #[test]
-    fn a_list_has_a_line_for_each_checkpoint_newest_first() {
-        let root = folder();
-        let (outcome, text) = said(&Action::List(place(&root, false)));
-        assert!(matches!(outcome, Ok(Outcome::Done)));
-        let steps: Vec<_> = text.lines().skip(1).map(|line| line.split_whitespace().next().expect("a step")).collect();
-        assert_eq!(steps, ["3", "2", "1"]);
-        let (_, text) = said(&Action::List(place(&root, true)));
-        let value: Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!((&value[0]["step"], &value[2]["model"]), (&json!(3), &json!("mlp")));
-    }
-
-    #[test]
-    fn verifying_names_the_damaged_checkpoint() {
-        let root = folder();
-        let (outcome, text) = said(&Action::Verify { place: place(&root, false), step: None });
-        assert!(matches!(outcome, Ok(Outcome::Damaged)));
-        assert!(
-            text.contains("step 3: damaged") && text.contains("step 2: whole") && text.contains("2 of 3"),
-            "{text}"
-        );
-        let (outcome, _) = said(&Action::Verify { place: place(&root, true), step: Some(2) });
-        assert!(matches!(outcome, Ok(Outcome::Done)));
-        let (outcome, _) = said(&Action::Verify { place: place(&root, true), step: Some(9) });
-        assert!(outcome.err().expect("refused").to_string().contains("no checkpoint of step 9"));
-    }
-
-    /// A reader that has left.
-    struct Gone;
-
-    impl Write for Gone {
-        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            Err(io::ErrorKind::BrokenPipe.into())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_damaged_checkpoint_decides_the_outcome_even_if_nobody_reads_it() {
-        let root = folder();
-        let of = |step| perform(&Action::Verify { place: place(&root, false), step }, &mut Gone);
-        assert!(matches!(of(None), Ok(Outcome::Damaged)));
-        assert!(matches!(of(Some(2)), Err(Problem::Output(_))));
-    }
-
-    #[test]
-    fn pruning_counts_from_the_newest_whole_checkpoint() {
-        let root = folder();
-        let (outcome, text) = said(&Action::Prune { place: place(&root, false), keep_last: NonZeroU32::MIN });
-        assert!(matches!(outcome, Ok(Outcome::Done)));
-        assert!(text.contains("step 2, the newest") && text.contains("step 1: deleted"), "{text}");
-        let left = Folder::open_existing(root.path()).expect("opens").list().expect("listed");
-        assert_eq!(left.iter().map(|listed| listed.step).collect::<Vec<_>>(), [3, 2]);
-    }
-
-    #[test]
-    fn the_newest_whole_weights_are_exported_and_a_damaged_step_is_refused() {
-        let root = folder();
-        let output = root.path().join("out.safetensors");
-        let (outcome, _) = said(&Action::Export { place: place(&root, false), step: Some(3), output: output.clone() });
-        assert!(outcome.err().expect("refused").to_string().contains("nothing was written"));
-        assert!(!output.exists());
-        let (_, text) = said(&Action::Export { place: place(&root, false), step: None, output: output.clone() });
-        assert!(text.contains("step 2: 1 tensors written"), "{text}");
-        assert!(std::fs::read(output).expect("written").ends_with(&[2.0_f32, 0.5].map(f32::to_le_bytes).concat()));
-    }
-
-    #[test]
-    fn a_checkpoint_that_its_job_deletes_meanwhile_is_not_damaged() {
-        let root = folder();
-        let folder = Folder::open_existing(root.path()).expect("opens");
-        let (aside, place) = (root.path().join("aside"), root.path().join("checkpoints/step-00000002"));
-        std::fs::rename(&place, &aside).expect("moved");
-        let mut looked_at = Vec::new();
-        let newest = newest_whole(&folder, |listed| {
-            looked_at.push(listed.step);
-            if listed.step == 3 {
-                std::fs::remove_dir_all(&listed.path).expect("deleted");
-                std::fs::rename(&aside, &place).expect("moved back");
-            }
-            folder.verify(listed)
-        });
-        assert!(newest.is_ok_and(|newest| newest.position.step == 2));
-        assert_eq!(looked_at, [3, 2]);
-    }
-
-    #[test]
-    fn a_folder_without_checkpoints_is_refused_and_stays_as_it_is() {
-        let root = tempfile::tempdir().expect("a folder");
-        let (outcome, _) = said(&Action::List(place(&root, false)));
-        assert!(outcome.err().expect("refused").to_string().contains("is no folder of checkpoints"));
-        assert_eq!(std::fs::read_dir(root.path()).expect("a folder").count(), 0);
-    }
-
-    #[test]
-    fn sizes_are_in_the_unit_that_fits() {
-        let found = [0, 1023, 1024, 100_000_000, u64::MAX].map(size);
-        assert_eq!(found, ["0 B", "1023 B", "1.0 KiB", "95.4 MiB", "16777216.0 TiB"]);
-    }
-}
+mod tests;

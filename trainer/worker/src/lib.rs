@@ -66,6 +66,12 @@ enum Role {
     Checkpoints(checkpoints::Action),
     /// Print the layers of a model and what they cost.
     Summary(networks::summary::Arguments),
+    /// Predict the classes of pictures with a trained model.
+    Predict(networks::using::predict::Arguments),
+    /// Evaluate a trained model on labelled samples.
+    Eval(networks::using::eval::Arguments),
+    /// Write a trained model as a safetensors file, and as a module of PyTorch.
+    Export(networks::using::export::Arguments),
     /// Draw glyphs and write them in one of the formats of data sets, for tests and data images.
     Glyphs(glyphs::Arguments),
 }
@@ -107,6 +113,9 @@ fn process(make: &Make<'_>) -> ExitCode {
     match &role {
         Role::Checkpoints(action) => return checkpoints::act(action),
         Role::Summary(arguments) => return networks::summary::print(arguments),
+        Role::Predict(arguments) => return networks::using::predict::predict(arguments),
+        Role::Eval(arguments) => return networks::using::eval::eval(arguments),
+        Role::Export(arguments) => return networks::using::export::export(arguments),
         Role::Glyphs(arguments) => return glyphs::write(arguments),
         Role::Worker | Role::Coordinator => {}
     }
@@ -139,6 +148,11 @@ fn carry_out(role: &Role, launch: &Launch, replay: Option<&Replay>, make: &Make<
     match role {
         Role::Worker => worker::work(launch, replay, make),
         Role::Coordinator => coordinator::coordinate(launch),
-        Role::Checkpoints(_) | Role::Glyphs(_) | Role::Summary(_) => unreachable!("this role reads no orders"),
+        Role::Checkpoints(_)
+        | Role::Glyphs(_)
+        | Role::Summary(_)
+        | Role::Predict(_)
+        | Role::Eval(_)
+        | Role::Export(_) => unreachable!("this role reads no orders"),
     }
 }

@@ -1,5 +1,6 @@
 //! The lines of the metrics log.
 
+pub(crate) use lockstep_checkpoint::Evaluation;
 use serde::Serialize;
 
 /// One step of the whole group.
@@ -56,16 +57,4 @@ pub(crate) struct EvaluationLine {
     pub step: u64,
     pub epoch: u64,
     pub evaluation: Evaluation,
-}
-
-/// The result of an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Evaluation {
-    /// The mean loss over the held-out samples, in nats.
-    pub loss: f64,
-    /// The part of the samples, or of their pixels, that were classified correctly, from 0 to 1.
-    pub accuracy: f64,
-    /// The mean over the classes of intersection over union, where each pixel has a class.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mean_iou: Option<f64>,
 }

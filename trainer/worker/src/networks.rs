@@ -3,12 +3,15 @@
 //! pixels.
 
 mod dataset;
+mod description;
 mod devices;
 mod gradients;
+mod initial_weights;
 mod judging;
 mod model;
 mod scaler;
 pub(crate) mod summary;
 mod trained_network;
+pub(crate) mod using;
 
 pub(crate) use self::trained_network::open;

@@ -15,11 +15,13 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Destination, Folder, Newest, Objects, OwnedTensor, Saved, Skipped, Snapshotter,
-    Tensor, TrainingIdentity,
+    Checkpoint, CheckpointError, Destination, Evaluation, Folder, Metric, Newest, Objects, OwnedTensor, Saved, Skipped,
+    Snapshotter, TrainingIdentity,
 };
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, RecordStore, Workload};
+use lockstep_launch::{
+    BestMetric, CheckpointMark, DamagedCheckpoint, Launch, ModelSpec, ObjectUri, RecordStore, Workload,
+};
 use lockstep_objects::Home;
 use tracing::warn;
 
@@ -43,6 +45,8 @@ pub(crate) struct Storage {
     keep_last: NonZeroU32,
     uri: String,
     keeps_metrics: bool,
+    /// The metric by which the job keeps its best checkpoint, if it does.
+    best_by: Option<Metric>,
 }
 
 impl Storage {
@@ -61,7 +65,11 @@ impl Storage {
         let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
         let keeps_metrics = launch.objects.is_none();
-        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_metrics })
+        let best_by = workload.checkpoint.best.map(|best| match best.metric {
+            BestMetric::Accuracy => Metric::Accuracy,
+            BestMetric::Loss => Metric::Loss,
+        });
+        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_metrics, best_by })
     }
 
     /// Loads the newest whole checkpoint. Also returns the newest damaged one if there is one after
@@ -142,6 +150,21 @@ impl Storage {
         Snapshotter::start(self.folder.clone(), self.keep_last, values).map_err(|error| self.refused(&error))
     }
 
+    /// Returns the metric by which the job keeps its best checkpoint, if it does.
+    pub(crate) const fn best_by(&self) -> Option<Metric> {
+        self.best_by
+    }
+
+    /// Returns the evaluation of the best checkpoint of this job up to `step`. Storage that does
+    /// not answer has none: the next evaluation then counts as the best so far.
+    pub(crate) fn best_until(&self, step: u64) -> Option<Evaluation> {
+        let listed = warned_of(&self.uri, || self.folder.list());
+        let listed = listed.inspect_err(|error| warn!(%error, "the best checkpoint is not known")).ok()?;
+        let described = listed.into_iter().filter_map(|listed| listed.described.ok());
+        let ours = described.filter(|found| found.identity == self.identity && found.position.step <= step);
+        self.best_by?.best(ours.map(|found| (found.about.evaluation, found.about.evaluation))).flatten()
+    }
+
     /// Returns the storage as the job names it.
     pub(crate) fn uri(&self) -> &str {
         &self.uri
@@ -170,7 +193,9 @@ impl Storage {
 
     /// Writes the trained weights for others to use. Returns their URI.
     pub(crate) fn export(&self, weights: &[OwnedTensor], facts: &BTreeMap<String, String>) -> Result<String, Failure> {
-        let path = warned_of(&self.uri, || self.folder.export_model(MODEL_FILE, &borrowed(weights), facts));
+        let path = warned_of(&self.uri, || {
+            self.folder.export_model(MODEL_FILE, &weights.iter().map(OwnedTensor::borrowed).collect::<Vec<_>>(), facts)
+        });
         path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
     }
 
@@ -189,7 +214,8 @@ impl Storage {
 /// the optimizer. The number of workers, the epochs and the rates may differ.
 fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
-    let model = serde_json::to_string(model).unwrap_or_default();
+    // A state has taken its initial weights over.
+    let model = serde_json::to_string(&ModelSpec { weights: None, ..model.clone() }).unwrap_or_default();
     let changes = training.batch_size_schedule.iter();
     let batches: String =
         changes.map(|change| format!(", {} from epoch {} on", change.global_batch_size, change.epoch)).collect();
@@ -228,10 +254,6 @@ pub(crate) fn spelled(digest: [u8; 32]) -> String {
 /// without a mark; the digests of the files vouch for their bytes.
 pub(crate) fn is_of_blocks(state_digest: &str) -> bool {
     state_digest.starts_with(SPELLING)
-}
-
-fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
-    tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
 }
 
 fn refused(uri: &str, error: &CheckpointError) -> Failure {

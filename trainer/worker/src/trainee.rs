@@ -19,6 +19,9 @@ use lockstep_elastic::ActivityMonitor;
 
 use crate::failure::Failure;
 
+/// The key of a model's description in the metadata of an exported file.
+pub(crate) const DESCRIPTION: &str = "lockstep";
+
 /// A model with its samples, its gradients and its optimiser.
 ///
 /// A step is [`Trainee::gradients`], the drop of all buckets, and [`Trainee::update`]. A step whose
@@ -113,8 +116,16 @@ pub trait Trainee {
     /// Judges the present state by the held-out samples `run`.
     fn evaluate(&mut self, run: Range<u64>, work: &ActivityMonitor) -> Evaluated;
 
-    /// Begins with the weights of a seed.
-    fn initialise(&mut self, seed: u64);
+    /// Begins with the weights of a seed, or those that the manifest names.
+    ///
+    /// # Errors
+    /// The named weights cannot be read, or are those of another model.
+    fn initialise(&mut self, seed: u64) -> Result<(), Failure>;
+
+    /// Describes the model for those who use it: checkpoints and the exported model carry the text.
+    fn description(&self) -> Option<String> {
+        None
+    }
 
     /// The tensors of the state: first those that make the model, then what the optimiser keeps
     /// beside them.

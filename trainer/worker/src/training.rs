@@ -22,7 +22,7 @@ use crate::{
     },
     saving::protocol::{Logged, Saver},
     step::{
-        rank::{CommittedStep, Rank},
+        rank::{AgreedEvaluation, CommittedStep, Rank},
         rehearsal::rehearse,
         step_sync::numbers::slots,
     },
@@ -31,6 +31,7 @@ use crate::{
         probe::Probe,
         retry::{Waits as _, until_stored, warned_of},
     },
+    trainee::DESCRIPTION,
 };
 
 fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
@@ -157,7 +158,7 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Ending>, Failure> {
         self.work().during(Activity::Waiting, || self.check_storage(rank, group))?;
         let mut reporter = if group.reports() { Some(self.open_reporter(rank, group, agreed)?) } else { None };
-        self.make_up_evaluation(rank, reporter.as_mut())?;
+        self.make_up_evaluation(rank, saver, reporter.as_mut())?;
         let begun = if self.first_step.is_completed() { Phase::Resize } else { Phase::Other };
         self.phases().end_period(begun, Instant::now());
         let halt = self.steps(rank, saver, reporter.as_mut(), group, agreed)?;
@@ -290,13 +291,18 @@ impl<'a> Run<'a> {
 
     /// Evaluates the base if the last group broke during its evaluation. All ranks wait here for
     /// the reporting worker, which opens the metrics log.
-    fn make_up_evaluation(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+    fn make_up_evaluation(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        reporter: Option<&mut Reporter<'_>>,
+    ) -> Result<(), Failure> {
         let step = rank.step();
         let ends_epoch = rank.recipe().batches.ends_epoch(step);
         let lacks = |reporter: &&mut Reporter<'_>| ends_epoch && !reporter.has_evaluated(step);
         let mut owed = [f32::from(u8::from(reporter.as_ref().is_some_and(lacks)))];
         self.work().during(Activity::Waiting, || rank.sum(&mut owed))?;
-        if owed == [0.0] { Ok(()) } else { self.evaluate(rank, reporter) }
+        if owed == [0.0] { Ok(()) } else { self.evaluate(rank, saver, reporter).map(drop) }
     }
 
     /// Does steps until the last one. Returns early, with the reason, if all ranks halt after a
@@ -336,7 +342,8 @@ impl<'a> Run<'a> {
             if ends_epoch {
                 rank.expect_anything();
                 let begun = Instant::now();
-                self.evaluate(rank, reporter.as_deref_mut())?;
+                let has_saved = self.evaluate(rank, saver, reporter.as_deref_mut())?;
+                copy_after.take_if(|_| has_saved);
                 saver.evaluated(begun.elapsed());
             }
             rank.expect_steps();
@@ -386,11 +393,27 @@ impl<'a> Run<'a> {
         until_stored(&self.session.membership, reporter, |reporter| reporter.make_room())
     }
 
-    fn evaluate(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
-        let Some(found) = rank.evaluate()? else { return Ok(()) };
+    /// Evaluates the state. Saves it if it is the best so far; the one after the last step is saved
+    /// in any case. Returns true if all ranks now save it.
+    fn evaluate(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        reporter: Option<&mut Reporter<'_>>,
+    ) -> Result<bool, Failure> {
+        let known = saver.best(rank.step());
+        let Some(AgreedEvaluation { found, is_best }) = rank.evaluate(self.storage.best_by(), known)? else {
+            return Ok(false);
+        };
         rank.state.remember_evaluation(found);
-        let (Some(reporter), Some(line)) = (reporter, rank.state.evaluations().back()) else { return Ok(()) };
-        self.work().during(Activity::Storing, || reporter.evaluated(line))
+        if let (Some(reporter), Some(line)) = (reporter, rank.state.evaluations().back()) {
+            self.work().during(Activity::Storing, || reporter.evaluated(line))?;
+        }
+        let saves = is_best && rank.step() < rank.recipe().total_steps;
+        if saves {
+            saver.copy_best(rank, found);
+        }
+        Ok(saves)
     }
 
     fn save_last(
@@ -430,6 +453,8 @@ impl<'a> Run<'a> {
                 ("steps".to_owned(), rank.step().to_string()),
                 ("format".to_owned(), "pt".to_owned()),
             ]);
+            let description = rank.state.description().map(|description| (DESCRIPTION.to_owned(), description));
+            let facts: BTreeMap<_, _> = facts.into_iter().chain(description).collect();
             let membership = &self.session.membership;
             let export = |_: &mut Reporter<'_>| self.storage.export(&rank.state.weights(), &facts);
             ending.model_uri = Some(until_stored(membership, &mut reporter, export)?);

@@ -34,7 +34,7 @@ pub(crate) use self::read_only::{ReadOnlyFolder, metrics_log_of};
 
 /// Parent of the folders of runs, if the user names none.
 const RUNS: &str = "runs";
-const MANIFEST: &str = "manifest.yaml";
+pub(crate) const MANIFEST: &str = "manifest.yaml";
 const EARLIER_MANIFEST: &str = "manifest-earlier.yaml";
 const RECORD: &str = "record.json";
 const LOGS: &str = "logs";

@@ -3,7 +3,7 @@
 mod chaos;
 mod children;
 pub(crate) mod folder;
-mod paths;
+pub(crate) mod paths;
 mod restart;
 mod signals;
 mod supervise;

@@ -1,8 +1,8 @@
 use std::{num::NonZeroU32, ops::Deref, sync::Arc};
 
 use crate::{
-    Checkpoint, CheckpointError, CheckpointPart, Facts, Folder, Layout, Newest, OwnedTensor, PartReceipt, Position,
-    Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors, TrainingIdentity,
+    About, Checkpoint, CheckpointError, CheckpointPart, Facts, Folder, Layout, Newest, OwnedTensor, PartReceipt,
+    Position, Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors, TrainingIdentity,
 };
 
 /// The number of values in a block. A small state then has many blocks.
@@ -13,6 +13,7 @@ pub(super) struct SampleState {
     pub(super) identity: TrainingIdentity,
     pub(super) position: Position,
     pub(super) digest: String,
+    pub(super) about: About,
     pub(super) tensors: [OwnedTensor; 4],
 }
 
@@ -29,6 +30,7 @@ impl SampleState {
             identity: TrainingIdentity { model: "lenet5-1f".into(), workload_digest: "ab12".into() },
             position: Position { step, epoch: step / 10, cursor: step % 10 * 64, seed: 7, generation: 1 },
             digest: format!("digest-{step}"),
+            about: About { description: Some("a model".to_owned()), ..About::default() },
             tensors: [
                 tensor("conv1.weight", &[2, 1, 3, 3], 1),
                 tensor("conv1.bias", &[2], 2),
@@ -49,6 +51,7 @@ impl SampleState {
             position: self.position,
             state_digest: &self.digest,
             communication: Some("a plan"),
+            about: Some(&self.about),
             time: "2026-11-21T12:00:00Z",
             weights: &borrowed[..2],
             slots: &borrowed[2..],
@@ -74,6 +77,7 @@ impl SampleState {
             state_digest: snapshot.state_digest.to_owned(),
             time: snapshot.time.to_owned(),
             communication: snapshot.communication.map(str::to_owned),
+            about: self.about.clone(),
         })
     }
 
@@ -114,9 +118,10 @@ impl SampleState {
 
     /// True if `checkpoint` holds this state, bit for bit.
     pub(super) fn is(&self, loaded: &Whole) -> bool {
-        let Checkpoint { position, state_digest, communication, .. } = &loaded.checkpoint;
+        let Checkpoint { position, state_digest, communication, about, .. } = &loaded.checkpoint;
         let Tensors { weights, slots } = &loaded.tensors;
         (*position, state_digest, communication.as_deref()) == (self.position, &self.digest, Some("a plan"))
+            && *about == self.about
             && bits(weights) == bits(&self.tensors[..2])
             && bits(slots) == bits(&self.tensors[2..])
     }

@@ -30,7 +30,7 @@ pub use add::Add;
 pub use average_pool::{AveragePool, GlobalAveragePool};
 pub use batch_norm::BatchNorm;
 pub use concatenate::Concatenate;
-pub use conv2d::Conv2d;
+pub use conv2d::{ChannelGroups, Conv2d};
 pub use dropout::Dropout;
 pub use flatten::Flatten;
 pub use group_norm::GroupNorm;

@@ -117,7 +117,7 @@ impl TrainingState {
                 (position.step, communication)
             }
             None => {
-                self.trainee.initialise(self.recipe.seed);
+                self.trainee.initialise(self.recipe.seed)?;
                 (0, None)
             }
         };
@@ -319,6 +319,13 @@ impl TrainingState {
         self.evaluated.push_back(EvaluationLine { step: self.step, epoch, evaluation });
     }
 
+    /// Returns the evaluation of the state after `step`, if there was one with finite values: a
+    /// manifest can hold no others.
+    pub(crate) fn evaluation_of(&self, step: u64) -> Option<Evaluation> {
+        let found = self.evaluated.iter().rfind(|line| line.step == step)?.evaluation;
+        found.is_finite().then_some(found)
+    }
+
     /// Returns the lines of the newest evaluations, oldest first.
     pub(crate) fn evaluations(&self) -> &VecDeque<EvaluationLine> {
         &self.evaluated
@@ -394,6 +401,11 @@ impl TrainingState {
             OwnedTensor { name: name.clone(), shape: shape.clone(), values }
         };
         tensors.iter().filter(|tensor| !tensor.is_slot).map(copied).collect()
+    }
+
+    /// Returns the description of the model, for those who use it.
+    pub(crate) fn description(&self) -> Option<String> {
+        self.trainee.description()
     }
 
     /// Returns the digest of the whole state.

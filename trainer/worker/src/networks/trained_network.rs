@@ -4,13 +4,14 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use lockstep_data::{Dataset, Loader, Order, Samples, Seat, Step, Tally};
 use lockstep_elastic::ActivityMonitor;
-use lockstep_launch::{Launch, Workload};
+use lockstep_launch::{InitialWeights, Launch, Workload};
 use lockstep_nn::{Cpu, Network, NotFinite, Replica, StateEntry};
 
 use super::{
     dataset,
+    description::ModelDescription,
     devices::{Devices, gathered::GatheredBucket},
-    gradients,
+    gradients, initial_weights,
     judging::judge,
     model,
     scaler::{self, Scaler},
@@ -33,6 +34,10 @@ struct TrainedNetwork {
     train: Arc<Samples>,
     held_out: Samples,
     fingerprint: [u8; 32],
+    /// What using the model needs beside its weights.
+    description: ModelDescription,
+    /// The weights to begin with, if the manifest names any.
+    initial: Option<InitialWeights>,
     micro_batch: usize,
     /// True if micro-batches consist of whole virtual shards.
     whole_shards: bool,
@@ -87,6 +92,7 @@ impl TrainedNetwork {
             return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
         };
         let fingerprint = dataset.fingerprint();
+        let description = ModelDescription::of(&workload.model, &dataset.train);
         let Dataset { train, evaluation: held_out } = dataset;
         Ok(Self {
             first: make()?,
@@ -95,6 +101,8 @@ impl TrainedNetwork {
             train: Arc::new(train),
             held_out,
             fingerprint,
+            description,
+            initial: workload.model.weights.clone(),
             micro_batch,
             whole_shards: model::computes_over_shards(network),
             shares: None,
@@ -244,9 +252,15 @@ impl Trainee for TrainedNetwork {
         judge(&mut self.first, &self.held_out, run, self.micro_batch, work)
     }
 
-    fn initialise(&mut self, seed: u64) {
+    fn initialise(&mut self, seed: u64) -> Result<(), Failure> {
         self.first.initialise(seed);
         self.scaler.clear();
+        let Some(weights) = &self.initial else { return Ok(()) };
+        initial_weights::load(weights, &mut self.first).map_err(Failure::fatal)
+    }
+
+    fn description(&self) -> Option<String> {
+        serde_json::to_string(&self.description).ok()
     }
 
     fn tensors(&self) -> Vec<StateRange> {

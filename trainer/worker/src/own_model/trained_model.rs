@@ -63,6 +63,11 @@ pub(crate) fn open(
     if workload.dataset.format != DatasetFormat::Own {
         return Err(Failure::fatal("spec.dataset.format: this trainer brings its own samples: own"));
     }
+    if workload.model.weights.is_some() {
+        return Err(Failure::fatal(
+            "spec.model.weights: given: a model of the trainer's own begins with its own weights",
+        ));
+    }
     if workload.devices_per_worker != 1 {
         let devices = workload.devices_per_worker;
         return Err(Failure::fatal(format!("spec.devicesPerWorker: {devices}: 1 for a model of the trainer's own")));
@@ -258,12 +263,13 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
         all.into()
     }
 
-    fn initialise(&mut self, seed: u64) {
+    fn initialise(&mut self, seed: u64) -> Result<(), Failure> {
         let mut state = self.whole_state();
         state.fill(0.0);
         for parameter in self.table.parameters() {
             state[parameter.range.clone()].copy_from_slice(&parameter.initial_values(seed));
         }
+        Ok(())
     }
 
     fn tensors(&self) -> Vec<StateRange> {

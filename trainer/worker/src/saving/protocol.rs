@@ -17,6 +17,9 @@
 //! reporting worker removes what is left. The new group begins a checkpoint at once: a part may be
 //! lost with its rank.
 
+mod best;
+mod warnings;
+
 use std::{
     fs::File,
     num::NonZeroU32,
@@ -25,7 +28,7 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    BLOCK_VALUES, CheckpointError, CheckpointPart, Committed, Ended, Facts, Layout, Position, Snapshotter, Taken,
+    About, BLOCK_VALUES, CheckpointError, CheckpointPart, Committed, Ended, Facts, Layout, Position, Snapshotter, Taken,
 };
 use lockstep_data::Step;
 use lockstep_elastic::{Assignment, Digest, Membership};
@@ -37,7 +40,7 @@ use super::block_digests::{of_parts, written_digests};
 use crate::{
     compute::{recipe::Recipe, training_state::TrainingState},
     failure::Failure,
-    grace::short_grace,
+    lines::Evaluation,
     membership::session::Session,
     progress::{metrics::Metrics, phase_clock::Phase, report::SaveStatus},
     step::{rank::Rank, step_sync::checkpoint_flags::CheckpointFlags},
@@ -80,6 +83,10 @@ pub(crate) struct Saver<'a> {
     unsaved: Option<Unsaved>,
     grace_seconds: u32,
     short_grace: Option<ShortGrace>,
+    /// The description of the model, for those who use a checkpoint.
+    description: Option<String>,
+    /// The evaluation of the best checkpoint, if this worker knows of one. `None` until it looked.
+    best: Option<Option<Evaluation>>,
     /// The time that the newest evaluation took.
     evaluating: Duration,
     /// True once a short grace was logged.
@@ -92,6 +99,8 @@ struct Copied {
     position: Position,
     at: Instant,
     stall: Duration,
+    /// The evaluation of the copied state, if there was one.
+    evaluation: Option<Evaluation>,
     /// The outcome of this rank's part.
     part: Outcome,
     writing: Duration,
@@ -166,6 +175,8 @@ impl<'a> Saver<'a> {
             unsaved: None,
             grace_seconds: session.launch.grace_seconds,
             short_grace: None,
+            description: state.description(),
+            best: None,
             evaluating: Duration::ZERO,
             has_warned: false,
         })
@@ -183,6 +194,8 @@ impl<'a> Saver<'a> {
         self.newest.take_if(|_| !self.reports);
         self.unsaved.take_if(|_| !self.reports);
         self.problem = None;
+        // A checkpoint that was under way may be lost with the group.
+        self.best = None;
     }
 
     /// Returns the state of the checkpoints, for reports.
@@ -196,6 +209,8 @@ impl<'a> Saver<'a> {
     }
 
     fn fails(&mut self, reason: &str) {
+        // The checkpoint that failed may have been the best one.
+        self.best = None;
         if self.reports {
             self.unsaved = Some(Unsaved::new(self.saved_step, reason, false));
         }
@@ -225,26 +240,6 @@ impl<'a> Saver<'a> {
     /// Returns the time between two checkpoints.
     fn pause(&self) -> Duration {
         if self.unsaved.is_some() { self.interval.min(TRY_AGAIN) } else { self.interval }
-    }
-
-    /// Warns of storage that neither takes a checkpoint nor fails: it holds up all later ones.
-    fn warn_of_delay(&mut self) {
-        let writing = self.copied.as_ref().filter(|copied| copied.part == Outcome::Unknown);
-        let under_way = writing.or(self.committing.as_ref().map(|committing| &committing.copied));
-        let lasts = under_way.map(|copied| copied.at.elapsed());
-        if let (Some(copied), true) = (under_way, self.delay.is_due(lasts)) {
-            let (step, seconds) = (copied.position.step, copied.at.elapsed().as_secs());
-            warn!(
-                step,
-                seconds,
-                uri = self.storage.uri(),
-                "the storage has not taken a checkpoint yet; no other is begun before it has"
-            );
-            self.fails(&format!(
-                "{}: the checkpoint of step {step} is being written for {seconds} s; check the storage",
-                self.storage.uri()
-            ));
-        }
     }
 
     /// Notes the flags of all ranks in the numbers of `step`. Returns the checkpoint that the
@@ -384,7 +379,8 @@ impl<'a> Saver<'a> {
                 Outcome::Failed
             }
         };
-        Copied { position, at, stall: at.elapsed(), part, writing: Duration::ZERO, others: Duration::ZERO }
+        let evaluation = rank.state.evaluation_of(step);
+        Copied { position, at, stall: at.elapsed(), evaluation, part, writing: Duration::ZERO, others: Duration::ZERO }
     }
 
     /// Begins to write the manifest, after the lines of the steps that the checkpoint holds are
@@ -398,6 +394,11 @@ impl<'a> Saver<'a> {
             state_digest: String::new(),
             time: time.clone(),
             communication,
+            about: About {
+                description: self.description.clone(),
+                evaluation: copied.evaluation,
+                best_by: self.storage.best_by(),
+            },
         };
         let (digest, path) = (self.digest.clone(), self.storage.output().to_owned());
         self.snapshotter.commit(position, &self.layout, self.world, move |parts| {
@@ -457,17 +458,6 @@ impl<'a> Saver<'a> {
                 }
                 Ok(())
             }
-        }
-    }
-
-    /// Checks that a process that is asked to end has time for another checkpoint that takes
-    /// `saving`.
-    fn check_grace(&mut self, saving: Duration) {
-        let step = self.membership.work().sample().step.unwrap_or_default();
-        self.short_grace = short_grace(step, self.evaluating, saving, self.grace_seconds);
-        if let Some(short) = self.short_grace.filter(|_| !self.has_warned) {
-            self.has_warned = true;
-            warn!("{short}");
         }
     }
 

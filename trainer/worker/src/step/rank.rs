@@ -17,6 +17,7 @@
 //! computes meanwhile. Only the way of summing is agreed on apart from them, once, after a number
 //! of steps that all count.
 
+mod evaluation;
 mod not_finite;
 mod uncommitted;
 
@@ -33,8 +34,8 @@ use lockstep_elastic::{Activity, ActivityMonitor, Assignment};
 use lockstep_launch::Progress;
 use tracing::info;
 
-pub(crate) use self::uncommitted::CommittedStep;
 use self::uncommitted::UncommittedStep;
+pub(crate) use self::{evaluation::AgreedEvaluation, uncommitted::CommittedStep};
 use crate::{
     communication::{Agreed, StepTimes, agree_anew},
     compute::{
@@ -44,7 +45,7 @@ use crate::{
         training_state::TrainingState,
     },
     failure::Failure,
-    lines::{Evaluation, StepLine},
+    lines::StepLine,
     membership::{
         catchup::send::CatchupSenders,
         session::{LIMITS, Session, UNACKNOWLEDGED},
@@ -58,7 +59,7 @@ use crate::{
             numbers::{Told, slots},
         },
     },
-    trainee::{Evaluated, Trained},
+    trainee::Trained,
 };
 
 /// A link may carry nothing for this time during steps, or for a number of mean steps if that is
@@ -364,24 +365,6 @@ impl<'a> Rank<'a> {
         session.work().during(Activity::Waiting, agree).map_err(Failure::lost)
     }
 
-    /// Evaluates the state on the held-out samples, each rank on its share. `None` if none are held
-    /// out.
-    pub(crate) fn evaluate(&mut self) -> Result<Option<Evaluation>, Failure> {
-        self.session.metrics.phases.end_period(Phase::Other, Instant::now());
-        let mut parts = Vec::new();
-        for part in self.seat.parts(self.state.held_out()) {
-            parts.push(self.state.evaluate(part, self.session.work()).slots());
-        }
-        if parts.is_empty() {
-            parts.push(self.state.evaluate(0..0, self.session.work()).slots());
-        }
-        let mut sums = added_in_pairs(parts);
-        self.sum(&mut sums)?;
-        self.session.metrics.phases.end_period(Phase::Evaluation, Instant::now());
-        self.rest();
-        Ok(Evaluated::of_sums(&sums).means())
-    }
-
     /// Excludes the time since the last step from the next one.
     pub(crate) fn rest(&mut self) {
         self.last_end = Instant::now();
@@ -451,16 +434,4 @@ fn shares(samples: u64, seat: Seat, world: usize) -> Vec<f64> {
 /// Returns a bucket's gradients. The last bucket may have room for numbers behind them.
 fn without_room(bucket: &[f32], has_room: bool, world: usize) -> &[f32] {
     if has_room { &bucket[..bucket.len() - slots(world)] } else { bucket }
-}
-
-/// Adds 2ᵏ parts as a binary tree over them does.
-fn added_in_pairs(mut parts: Vec<Vec<f32>>) -> Vec<f32> {
-    while parts.len() > 1 {
-        let add = |pair: &[Vec<f32>]| match pair {
-            [one, other] => one.iter().zip(other).map(|(one, other)| one + other).collect(),
-            alone => alone.concat(),
-        };
-        parts = parts.chunks(2).map(add).collect();
-    }
-    parts.pop().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! `lockstep checkpoints`: passes its arguments to the trainer beside this program, which reads and
-//! writes checkpoints.
+//! Commands that the trainer beside this program carries out: it reads and writes checkpoints, and
+//! computes with models.
 
 use std::{env, ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -7,21 +7,21 @@ use anyhow::Context;
 
 use crate::{Outcome, run::find_trainer};
 
-/// Arguments of `lockstep checkpoints`.
+/// Arguments that the trainer understands.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Arguments {
-    /// list, verify, prune or export, with the trainer's arguments: try `lockstep checkpoints
-    /// --help`.
+    /// The trainer's arguments: try `--help` here.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
     words: Vec<OsString>,
 }
 
-/// Becomes the trainer, whose exit code is the result. Returns only on failure.
-pub(crate) fn checkpoints(arguments: &Arguments) -> anyhow::Result<Outcome> {
+/// Becomes the trainer, which carries `command` out and whose exit code is the result. Returns only
+/// on failure.
+pub(crate) fn pass_on(command: &str, arguments: &Arguments) -> anyhow::Result<Outcome> {
     let trainer = find_trainer(None)?;
     // The trainer's help shows the name that the user typed.
     let typed = env::args_os().next().unwrap_or_default();
-    let error = Command::new(&trainer).arg0(typed).arg("checkpoints").args(&arguments.words).exec();
+    let error = Command::new(&trainer).arg0(typed).arg(command).args(&arguments.words).exec();
     Err(error).with_context(|| format!("start {}", trainer.display()))
 }
