@@ -2,8 +2,8 @@
 //! the exported weights, so `load_state_dict` takes them as they are.
 //!
 //! A value is a tensor of samples × channels × rows × columns, or of samples × features where a
-//! layer makes features. The network's shapes do not tell a picture of one pixel from features, so the
-//! module's own dimensions are followed here.
+//! layer makes features. The network's shapes do not tell a picture of one pixel from features, so
+//! the module's own dimensions are followed here.
 
 use std::collections::HashMap;
 
