@@ -38,7 +38,8 @@ pub fn each_was_taken_once(workload: &Workload, metrics_log: &str) -> anyhow::Re
             ensure!(loss.is_none(), "step {step} reports its loss, but not its samples");
             continue;
         };
-        let taken = Tally { samples, hash: sample_hash.with_context(|| format!("step {step} has no hash"))? };
+        let hash = sample_hash.with_context(|| format!("step {step} has no hash"))?;
+        let taken = Tally { samples, hash, contents: 0 };
         let expected = batches.step(step - 1);
         let order = Permutation::new(training.seed, expected.epoch, len);
         let expected =
@@ -68,7 +69,7 @@ mod tests {
     }
 
     fn line(step: u64, ids: impl Iterator<Item = u64>) -> String {
-        let Tally { samples, hash } = ids.collect();
+        let Tally { samples, hash, .. } = ids.collect();
         json!({"step": step, "loss": 0.5, "samples": samples, "sample_hash": hash}).to_string()
     }
 

@@ -16,6 +16,7 @@ mod precision;
 mod remote_data;
 mod replay;
 mod run;
+mod same_data;
 mod same_losses;
 mod using;
 

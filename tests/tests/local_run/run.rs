@@ -36,6 +36,16 @@ impl Manifest {
         Self::with(&format!("{{format: idx, uri: \"file://{}\"}}", folder.display()), epochs)
     }
 
+    /// Returns a job that trains LeNet-5 on augmented pictures of a folder.
+    pub(crate) fn pictures(folder: &Path, decoding_threads: u32, epochs: u32) -> Self {
+        let dataset = format!(
+            "{{format: imagefolder, uri: \"file://{}\", image: {{channels: 3, height: 28, width: 28}}, \
+             decodingThreads: {decoding_threads}, augment: {{randomResizedCrop: {{}}, randomHorizontalFlip: 0.5}}}}",
+            folder.display()
+        );
+        Self::with(&dataset, epochs)
+    }
+
     /// Returns a benchmark of the collectives between two workers, with these fields.
     pub(crate) fn collectives(collectives: &str, communication: &str) -> Self {
         Self(format!(
@@ -90,6 +100,9 @@ pub(crate) struct StepLine {
     /// `None` if no surviving worker had seen the step.
     pub(crate) loss: Option<f64>,
     pub(crate) step_seconds: f64,
+    /// Digests of the samples that all ranks took, by their numbers and by their pixels.
+    pub(crate) sample_hash: Option<u64>,
+    pub(crate) data_hash: Option<u64>,
 }
 
 /// A line of history.jsonl.

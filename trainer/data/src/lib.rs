@@ -10,6 +10,7 @@ pub mod arrays;
 mod augment;
 mod batches;
 pub mod cifar;
+mod contents;
 mod error;
 pub mod glyphs;
 pub mod idx;

@@ -317,8 +317,10 @@ fn groups(step: Step, samples: Range<u64>, seat: Seat) -> impl Iterator<Item = u
 /// Replaces what the buffers hold by the samples `ids`, changed at random in a pass over the
 /// training samples; tells which those were.
 fn fill(samples: &Samples, ids: &[u64], pass: Option<Pass>, images: &mut Vec<f32>, labels: &mut Vec<u32>) -> Tally {
-    samples.prepare(ids, pass, images, labels);
-    ids.iter().copied().collect()
+    let hashes = samples.prepare(ids, pass, images, labels);
+    let mut taken = Tally::default();
+    ids.iter().zip(hashes).for_each(|(id, hash)| taken.take_with(*id, hash));
+    taken
 }
 
 #[cfg(test)]

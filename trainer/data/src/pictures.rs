@@ -14,6 +14,7 @@ use std::{
 use crate::{
     Augment, DataError, Shape,
     augment::View,
+    contents,
     pass::Pass,
     picture::{Decoded, MAX_ENCODED_BYTES, decode},
     random::Random,
@@ -148,16 +149,17 @@ impl Pictures {
         paths + size_of_val(stamps.as_slice()) + size_of_val(self.places.as_slice())
     }
 
-    /// Writes the values of the pictures, one after another: each thread takes the next one that
-    /// nobody has. So many pictures are decoded in memory at once as there are threads.
-    pub(crate) fn prepare(&self, ids: &[u64], preparation: &Preparation<'_>, values: &mut [f32]) {
-        let left = Mutex::new(ids.iter().zip(values.chunks_mut(preparation.shape.bytes())));
+    /// Writes the values of the pictures, one after another, and a hash of each one's bytes: each
+    /// thread takes the next one that nobody has. So many pictures are decoded in memory at once as there are threads.
+    pub(crate) fn prepare(&self, ids: &[u64], preparation: &Preparation<'_>, values: &mut [f32], hashes: &mut [u64]) {
+        let left = Mutex::new(ids.iter().zip(values.chunks_mut(preparation.shape.bytes())).zip(hashes));
         let work = || {
             let mut buffers = Buffers::default();
             loop {
                 let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some((id, values)) = next else { return };
+                let Some(((id, values), hash)) = next else { return };
                 self.prepare_one(*id as usize, preparation, &mut buffers, values);
+                *hash = contents::of_bytes(&buffers.sample);
             }
         };
         thread::scope(|scope| {

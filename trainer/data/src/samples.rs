@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::{
     Augment, DataError, Normalise, Shape,
     augment::View,
+    contents,
     masks::Masks,
     pass::Pass,
     pictures::{Pictures, Preparation},
@@ -370,14 +371,27 @@ impl Samples {
 
     /// Writes the normalised values of samples to `values`, sample × channel × row × column, and
     /// their labels, one a sample or one a pixel: changed at random in a pass over the training
-    /// samples, as they are without one.
-    pub(crate) fn prepare(&self, ids: &[u64], pass: Option<Pass>, values: &mut Vec<f32>, labels: &mut Vec<u32>) {
-        let bytes = self.shape.bytes();
-        let levels = self.normalise.levels();
-        let pass = pass.filter(|_| !self.augment.is_none());
-        values.clear();
+    /// samples, as they are without one. Returns a hash of each sample's bytes and labels.
+    pub(crate) fn prepare(
+        &self,
+        ids: &[u64],
+        pass: Option<Pass>,
+        values: &mut Vec<f32>,
+        labels: &mut Vec<u32>,
+    ) -> Vec<u64> {
+        self.prepare_labels(ids, pass, labels);
+        let mut hashes = vec![0; ids.len()];
+        self.prepare_values(ids, pass, values, &mut hashes);
+        let labels_of_one = labels.len() / ids.len().max(1);
+        for (hash, labels) in hashes.iter_mut().zip(labels.chunks(labels_of_one.max(1))) {
+            *hash = contents::with_labels(*hash, labels);
+        }
+        hashes
+    }
+
+    fn prepare_labels(&self, ids: &[u64], pass: Option<Pass>, labels: &mut Vec<u32>) {
         labels.clear();
-        match (&self.labels, pass) {
+        match (&self.labels, pass.filter(|_| !self.augment.is_none())) {
             (Labels::Samples(all), _) => labels.extend(ids.iter().map(|id| all[*id as usize])),
             (Labels::Pixels(masks), None) => {
                 labels.extend(ids.iter().flat_map(|id| masks.of(*id as usize)).map(|class| u32::from(*class)));
@@ -388,21 +402,39 @@ impl Samples {
                 }
             }
         }
+    }
+
+    /// Writes the values, and a hash of each sample's bytes.
+    fn prepare_values(&self, ids: &[u64], pass: Option<Pass>, values: &mut Vec<f32>, hashes: &mut [u64]) {
+        let bytes = self.shape.bytes();
+        let levels = self.normalise.levels();
+        let pass = pass.filter(|_| !self.augment.is_none());
         if let Content::Pictures(pictures) = &self.content {
             let Self { shape, augment, .. } = self;
             let labels = self.labels();
             values.resize(ids.len() * bytes, 0.0);
             let preparation = Preparation { labels, shape: *shape, levels: &levels, augment, pass };
-            return pictures.prepare(ids, &preparation, values);
+            return pictures.prepare(ids, &preparation, values, hashes);
         }
+        values.clear();
         if let Content::Values(all) = &self.content {
-            return ids.iter().for_each(|id| self.normalised_values(&all[*id as usize * bytes..][..bytes], values));
+            for (id, hash) in ids.iter().zip(hashes) {
+                let sample = &all[*id as usize * bytes..][..bytes];
+                *hash = contents::of_values(sample);
+                self.normalised_values(sample, values);
+            }
+            return;
         }
         if let (Content::Memory(_), None) = (&self.content, pass) {
-            return ids.iter().for_each(|id| self.extend(self.image(*id as usize), &levels, values));
+            for (id, hash) in ids.iter().zip(hashes) {
+                let sample = self.image(*id as usize);
+                *hash = contents::of_bytes(sample);
+                self.extend(sample, &levels, values);
+            }
+            return;
         }
         let (mut sample, mut scratch) = (vec![0; bytes], Scratch::default());
-        for id in ids {
+        for (id, hash) in ids.iter().zip(hashes) {
             match (&self.content, pass) {
                 (Content::Random { seed, first }, _) => Random::keyed(*seed, first + id).fill(&mut sample),
                 (Content::Memory(_), None) | (Content::Values(_) | Content::Pictures(_), _) => {
@@ -412,6 +444,7 @@ impl Samples {
                     self.viewed(*id as usize, &self.view(*id, pass), &mut sample, &mut scratch);
                 }
             }
+            *hash = contents::of_bytes(&sample);
             self.extend(&sample, &levels, values);
         }
     }

@@ -16,6 +16,9 @@ pub(crate) struct StepLine {
     pub samples: Option<u64>,
     /// A hash of the samples that all ranks took; see [`lockstep_data::Tally`].
     pub sample_hash: Option<u64>,
+    /// A hash of the numbers of these samples with their pixels, as they were after every random
+    /// change, and their labels. `None` for a model whose program brings its samples.
+    pub data_hash: Option<u64>,
     /// The fingerprint of a window of the state after the step, equal on all ranks. Each step looks
     /// at another window; 128 of them cover the state.
     pub state_hash: Option<u32>,
@@ -41,6 +44,7 @@ impl StepLine {
             loss: None,
             samples: None,
             sample_hash: None,
+            data_hash: None,
             state_hash: None,
             learning_rate: 0.0,
             samples_per_second: 0.0,

@@ -4,9 +4,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::{
-    Augment, Batches, Evaluation, Loader, Order, PictureProblem, PictureReport, ResizedCrop, Seat,
+    Augment, Batches, Evaluation, Loader, Order, PictureProblem, PictureReport, ResizedCrop, Seat, Tally,
     cifar::{Cifar, draw},
 };
 
@@ -250,4 +252,52 @@ fn another_name_or_length_changes_the_fingerprint() {
     assert_ne!(known.map(|part| part.with_contents([7; 32])).fingerprint(), after, "contents that are known count");
     fs::write(&renamed, b"shorter").expect("written");
     assert_ne!(after, fingerprint());
+}
+
+/// What each step takes of augmented pictures, all ranks together.
+fn taken(train: &Arc<Samples>, world: u32, batch: u64, micro_batch: usize, steps: std::ops::Range<u64>) -> Vec<Tally> {
+    let of_rank = |rank| {
+        let batches = Batches::constant(train.len() as u64, batch);
+        let (seat, first_step) = (Seat::new(rank, world, 8), steps.start);
+        let count = steps.end - first_step;
+        let order = Order { seed: 6, batches, micro_batch, seat, first_step, steps: count, whole_shards: false };
+        let mut loader = Loader::start(Arc::clone(train), order).expect("starts");
+        let tally = move |loader: &mut Loader| {
+            while loader.next_batch().is_some() {}
+            loader.taken()
+        };
+        std::iter::from_fn(move || loader.next_step().map(|_| tally(&mut loader))).collect::<Vec<_>>()
+    };
+    let ranks: Vec<Vec<Tally>> = (0..world).map(of_rank).collect();
+    let sum = |step: usize| {
+        let mut all = Tally::default();
+        ranks.iter().for_each(|rank| all += rank[step]);
+        all
+    };
+    (0..ranks[0].len()).map(sum).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// The digest covers the number of each sample, its bytes after all random changes, and its
+    /// label. It is a sum over the step, so it does not show which rank took a sample.
+    #[test]
+    fn each_step_takes_the_same_augmented_bytes_whoever_decodes_them_and_wherever_it_is_resumed(
+        world in 1_u32..=3, threads in prop::sample::select(vec![1_usize, 2, 5]), batch in 5_u64..20, micro_batch in 1_usize..9,
+        resumed in 0_u64..6,
+    ) {
+        let crop = ResizedCrop { scale: [0.2, 1.0], ratio: [0.75, 4.0 / 3.0] };
+        let augment =
+            Augment { random_resized_crop: Some(crop), random_crop_padding: 2, random_horizontal_flip: 0.5 };
+        let folder = folder(30);
+        let train = |threads| {
+            let dataset = read(folder.path(), 0.0, &options(0, threads).0).expect("whole");
+            Arc::new(dataset.train.augmented(augment.clone()))
+        };
+        let expected = taken(&train(1), 1, batch, 30, 0..6);
+        prop_assert!(expected.iter().all(|tally| tally.contents > 0));
+        let found = taken(&train(threads), world, batch, micro_batch, resumed..6);
+        prop_assert_eq!(&found[..], &expected[resumed as usize..]);
+    }
 }

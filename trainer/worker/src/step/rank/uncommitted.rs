@@ -79,6 +79,7 @@ impl Rank<'_> {
             loss: None,
             samples: None,
             sample_hash: None,
+            data_hash: None,
             state_hash: Some(window.bits()),
             learning_rate: self.state.recipe.rate(step),
             samples_per_second: samples as f64 / seconds,
@@ -98,6 +99,7 @@ impl Rank<'_> {
         let Trained { loss, taken } = trained;
         let loss = loss / samples as f64;
         (line.loss, line.samples, line.sample_hash) = (Some(loss), Some(taken.samples), Some(taken.hash));
+        line.data_hash = Some(taken.contents).filter(|contents| *contents > 0);
         self.state.remember(line.clone());
         if taken.samples != samples {
             let (taken, step) = (taken.samples, line.step);
