@@ -6,6 +6,7 @@
 
 mod collectives;
 mod cores;
+mod data;
 mod efficiency;
 mod elastic;
 mod first_loss;
@@ -59,7 +60,7 @@ fn time(text: &str) -> Result<Duration, jiff::Error> {
     text.parse::<jiff::SignedDuration>()?.try_into()
 }
 
-const BENCHMARKS: [Benchmark; 12] = [
+const BENCHMARKS: [Benchmark; 13] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
@@ -100,6 +101,11 @@ const BENCHMARKS: [Benchmark; 12] = [
         name: "nn",
         measures: "training steps of LeNet-5, ResNet-20 and ResNet-50 on one core, against PyTorch, and on two",
         run: |book, effort, _| nn::run(book, effort),
+    },
+    Benchmark {
+        name: "data",
+        measures: "decoding and augmenting JPEG pictures on one core, against torchvision; the wait for them in a run",
+        run: |book, effort, _| data::run(book, effort),
     },
     Benchmark {
         name: "recovery",

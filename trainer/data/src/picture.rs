@@ -96,6 +96,10 @@ fn decoder(encoded: &[u8]) -> Result<impl ImageDecoder, String> {
 
 /// True if no end follows the last scan. Inside a scan, 0xFF never precedes either mark.
 fn ends_early(jpeg: &[u8]) -> bool {
+    // Most files end with their picture, and need no search.
+    if jpeg.ends_with(&END_OF_IMAGE) {
+        return false;
+    }
     let last = |mark: [u8; 2]| jpeg.windows(2).rposition(|pair| pair == mark);
     last(END_OF_IMAGE) < last(START_OF_SCAN)
 }
