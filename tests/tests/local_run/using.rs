@@ -60,7 +60,7 @@ fn a_run_on_pictures_predicts_evaluates_exports_and_lends_its_weights() {
     let last = evaluations.last().expect("four evaluations");
     assert!((newest["loss"].as_f64().expect("a loss") - last.evaluation.loss).abs() < 1e-4, "{newest:#}");
     assert!((newest["accuracy"].as_f64().expect("an accuracy") - last.evaluation.accuracy).abs() < 1e-6);
-    assert_eq!(newest["classes"][3]["class"], "one", "classes are in the order of their names");
+    assert_eq!(newest["classes"][3]["class"], "nine", "classes are in the order of their names");
     let least = evaluations.iter().map(|line| line.evaluation.loss).fold(f64::INFINITY, f64::min);
     let best = answer(&["eval", place, "--best", "-o", "json"]);
     assert!((best["loss"].as_f64().expect("a loss") - least).abs() < 1e-4, "{best:#}, least {least}");
@@ -92,5 +92,5 @@ fn a_run_on_pictures_predicts_evaluates_exports_and_lends_its_weights() {
     let tuned = Run::of("tuned", &manifest.replaced("{name: lenet5}", &weights), &[]).finished();
     assert_eq!(tuned.code, Some(0), "{}", tuned.said());
     let first = |run: &Run| run.steps()[0].seen_loss();
-    assert!(first(&tuned) < first(&run) / 2.0, "{} after {}", first(&tuned), first(&run));
+    assert!(first(&tuned) < 0.85 * first(&run), "{} after {}", first(&tuned), first(&run));
 }
