@@ -36,8 +36,8 @@ pub fn install(client: &Client) -> anyhow::Result<()> {
     client.helm(&[&["upgrade", "--install", RELEASE, chart.as_str()][..], &options].concat()).map(drop)
 }
 
-/// Returns the objects that helm would install, with the Prometheus operator in the cluster. `words`
-/// set the values.
+/// Returns the objects that helm would install, with the Prometheus operator in the cluster.
+/// `words` set the values.
 ///
 /// # Errors
 /// helm cannot be built, or it refuses the values.

@@ -12,12 +12,14 @@ mod rules;
 mod schema;
 mod status;
 mod valid;
+mod worker_restarts;
 
 pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
 pub use status::{
-    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LossKind, LostWorker, Phase,
-    Reason, TrainerImage, TrainingJobStatus, WorkerRestarts,
+    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason,
+    TrainerImage, TrainingJobStatus,
 };
 pub use valid::ValidJob;
+pub use worker_restarts::{LossKind, WorkerRestarts};

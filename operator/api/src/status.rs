@@ -10,6 +10,8 @@ use lockstep_launch::{
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
+use crate::WorkerRestarts;
+
 /// The state of the job as the operator sees it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -46,7 +48,7 @@ pub struct TrainingJobStatus {
     /// The number of times that a worker was replaced while others kept the state.
     #[serde(default)]
     pub replacements: u32,
-    /// The workers that were lost and started again, by reason. A restart of all workers counts once.
+    /// Workers that were lost and started again, by reason. A restart of all workers counts once.
     #[serde(default, skip_serializing_if = "WorkerRestarts::is_empty")]
     pub worker_restarts: WorkerRestarts,
     /// The number of failures that count against failurePolicy.backoffLimit.
@@ -97,81 +99,6 @@ pub struct TrainingJobStatus {
     /// Texts for the columns of kubectl get. Programs read the other fields instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<JobColumns>,
-}
-
-/// Lost workers by reason.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-#[serde(default)]
-pub struct WorkerRestarts {
-    /// Failures of the worker itself.
-    pub crash: u32,
-    /// Memory ran out.
-    pub oom: u32,
-    /// Its room was given to others.
-    pub preempted: u32,
-    /// It was drained, evicted or deleted.
-    pub evicted: u32,
-    /// Its node was lost.
-    pub node_lost: u32,
-    /// It stood still.
-    pub hung: u32,
-}
-
-/// A reason for which a worker was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LossKind {
-    /// A failure of the worker itself.
-    Crash,
-    /// Memory ran out.
-    Oom,
-    /// Its room was given to others.
-    Preempted,
-    /// It was drained, evicted or deleted.
-    Evicted,
-    /// Its node was lost.
-    NodeLost,
-    /// It stood still.
-    Hung,
-}
-
-impl WorkerRestarts {
-    /// Counts a lost worker.
-    pub fn add(&mut self, kind: LossKind) {
-        let count = match kind {
-            LossKind::Crash => &mut self.crash,
-            LossKind::Oom => &mut self.oom,
-            LossKind::Preempted => &mut self.preempted,
-            LossKind::Evicted => &mut self.evicted,
-            LossKind::NodeLost => &mut self.node_lost,
-            LossKind::Hung => &mut self.hung,
-        };
-        *count = count.saturating_add(1);
-    }
-
-    /// Each count with its reason, as metrics name it.
-    #[must_use]
-    pub const fn by_reason(&self) -> [(&'static str, u32); 6] {
-        let Self { crash, oom, preempted, evicted, node_lost, hung } = *self;
-        [
-            ("crash", crash),
-            ("oom", oom),
-            ("preempted", preempted),
-            ("evicted", evicted),
-            ("node_lost", node_lost),
-            ("hung", hung),
-        ]
-    }
-
-    /// The sum of all counts.
-    #[must_use]
-    pub fn total(&self) -> u32 {
-        self.by_reason().iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.total() == 0
-    }
 }
 
 /// A job in one word.

@@ -1,5 +1,5 @@
-//! Metrics for Prometheus, as the table in `lockstep-metrics` lists them. At each scrape the gauges of
-//! a job are made from its last known status, so that they end with the job.
+//! Metrics for Prometheus, as the table in `lockstep-metrics` lists them. At each scrape the gauges
+//! of a job are made from its last known status, so that they end with the job.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,5 +1,5 @@
-//! The chart and the plain manifests, without a cluster. The cluster tests ask an API server whether
-//! it would take the same objects.
+//! The chart and the plain manifests, without a cluster. The cluster tests ask an API server
+//! whether it would take the same objects.
 
 mod manifests;
 mod objects;

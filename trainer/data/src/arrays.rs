@@ -13,8 +13,8 @@ use self::array::{Values, labels, samples};
 pub use self::header::{MAX_HEADER_BYTES, MAX_SIDE};
 use crate::{
     DataError, Dataset, MAX_CLASSES, Normalise, Samples, Shape,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
-    samples::{check_fraction, held_out},
 };
 
 /// The most samples of a file.

@@ -13,8 +13,8 @@ use std::{
 pub use self::draw::draw;
 use crate::{
     DataError, Dataset, Normalise, Samples, Shape,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
-    samples::{check_fraction, held_out},
 };
 
 /// Size of each image.

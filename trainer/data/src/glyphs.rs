@@ -11,7 +11,7 @@ mod strokes;
 use std::thread;
 
 use self::canvas::Canvas;
-use crate::{Dataset, Permutation, Samples, Shape, random::Random, samples::held_out};
+use crate::{Dataset, Permutation, Samples, Shape, held_out::held_out, random::Random};
 
 /// Rows and columns of a glyph.
 pub const SIDE: usize = 28;

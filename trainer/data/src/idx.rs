@@ -13,8 +13,8 @@ pub use self::{
 };
 use crate::{
     DataError, Dataset, MAX_CLASSES, Samples, Shape,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
-    samples::{check_fraction, held_out},
 };
 
 /// The purpose of a pair of files.

@@ -11,10 +11,10 @@ use self::list::{ClassFolder, class_folders};
 pub use self::write::write;
 use crate::{
     DataError, Dataset, MAX_CLASSES, PictureOptions, Samples, Shape,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
     picture,
     pictures::{Files, Pictures, Place, read_part},
-    samples::{check_fraction, held_out},
 };
 
 /// The most pictures of a data set.

@@ -149,8 +149,8 @@ impl Pictures {
         paths + size_of_val(stamps.as_slice()) + size_of_val(self.places.as_slice())
     }
 
-    /// Writes the values of the pictures, one after another, and a hash of each one's bytes: each
-    /// thread takes the next one that nobody has. So many pictures are decoded in memory at once as there are threads.
+    /// Writes the values of the pictures, one after another, and a hash of each one's bytes. Each
+    /// thread takes the next picture that nobody has, so memory holds one decoded picture a thread.
     pub(crate) fn prepare(&self, ids: &[u64], preparation: &Preparation<'_>, values: &mut [f32], hashes: &mut [u64]) {
         let left = Mutex::new(ids.iter().zip(values.chunks_mut(preparation.shape.bytes())).zip(hashes));
         let work = || {

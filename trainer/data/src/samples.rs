@@ -2,11 +2,12 @@
 //! are wanted, or random values that are drawn then.
 
 mod fingerprint;
+mod split;
 
 use std::sync::{Arc, OnceLock};
 
 use crate::{
-    Augment, DataError, Normalise, Shape,
+    Augment, Normalise, Shape,
     augment::View,
     contents,
     masks::Masks,
@@ -18,8 +19,6 @@ use crate::{
 
 /// The most classes of a data set.
 pub const MAX_CLASSES: usize = 1 << 16;
-/// The greatest share of the samples that may be held out.
-pub const MAX_EVALUATION_FRACTION: f64 = 0.9;
 
 /// Samples to train on and samples to evaluate with; no sample is in both.
 #[derive(Clone, Debug, PartialEq)]
@@ -472,32 +471,6 @@ impl Samples {
             values.extend(channel.iter().map(|value| (value - mean) / std));
         }
     }
-
-    /// The first samples and the last `held_out`. Pictures are split by class when they are listed.
-    pub(crate) fn split(mut self, held_out: usize) -> Dataset {
-        let kept = self.len() - held_out;
-        let content = match &mut self.content {
-            Content::Memory(pixels) => Content::Memory(pixels.split_off(kept * self.shape.bytes())),
-            Content::Values(values) => Content::Values(values.split_off(kept * self.shape.bytes())),
-            Content::Random { seed, first } => Content::Random { seed: *seed, first: *first + kept as u64 },
-            Content::Pictures(pictures) => unreachable!("{pictures:?} are split already"),
-        };
-        let labels = match &mut self.labels {
-            Labels::Samples(labels) => Labels::Samples(labels.split_off(kept)),
-            Labels::Pixels(masks) => Labels::Pixels(masks.split_off(kept)),
-        };
-        let evaluation = Self {
-            labels,
-            content,
-            class_names: Arc::clone(&self.class_names),
-            normalise: self.normalise.clone(),
-            augment: self.augment.clone(),
-            class_weights: Arc::clone(&self.class_weights),
-            weights: OnceLock::new(),
-            ..self
-        };
-        Dataset { train: self, evaluation }
-    }
 }
 
 impl Dataset {
@@ -506,24 +479,6 @@ impl Dataset {
     pub fn map(self, change: impl Fn(Samples) -> Samples) -> Self {
         Self { train: change(self.train), evaluation: change(self.evaluation) }
     }
-}
-
-/// Refuses a share of held-out samples that is none.
-///
-/// # Errors
-/// [`DataError::EvaluationFraction`].
-pub(crate) fn check_fraction(fraction: f64) -> Result<(), DataError> {
-    if (0.0..=MAX_EVALUATION_FRACTION).contains(&fraction) {
-        return Ok(());
-    }
-    Err(DataError::EvaluationFraction { found: fraction, most: MAX_EVALUATION_FRACTION })
-}
-
-/// `⌊samples · fraction⌋`, where a product that binary rounding left a hair below a whole number
-/// counts as that number: 0.29 of 100 is 29.
-pub(crate) fn held_out(samples: usize, fraction: f64) -> usize {
-    let count = (samples as f64 * fraction + 1e-9) as usize;
-    count.min(samples)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A class for each pixel: pictures and masks of one name.
 //!
 //! ```text
-//! FOLDER/train/images/NAME.npy        [height, width, channels] or [height, width] of bytes; or .png, .jpg
-//! FOLDER/train/masks/NAME.npy         [height, width] of classes; or .png, grey or with a palette
-//! FOLDER/evaluation/…                 the same; or all in one level, of which the last names are held out
+//! FOLDER/train/images/NAME.npy    [height, width, channels] or [height, width]; or .png, .jpg
+//! FOLDER/train/masks/NAME.npy     [height, width] of classes; or .png, grey or with a palette
+//! FOLDER/evaluation/…             the same; or all in one level: the last names are held out
 //! ```
 
 mod draw;
@@ -20,12 +20,12 @@ pub use self::{draw::draw, write::write};
 use crate::{
     DataError, Dataset, Normalise, Samples, Shape,
     augment::View,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
     masks::{Masks, nearest},
     npy, picture,
     pictures::read_part,
     resample::{Picture, Scratch, resample},
-    samples::{check_fraction, held_out},
 };
 
 /// The value of pixels that do not count, by the convention of Pascal VOC and Cityscapes.

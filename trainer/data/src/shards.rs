@@ -15,10 +15,10 @@ use self::index::{Member, members};
 pub use self::write::write;
 use crate::{
     DataError, Dataset, MAX_CLASSES, PictureOptions, Samples, Shape,
+    held_out::{check_fraction, held_out},
     look::{check_folder, look},
     picture,
     pictures::{Files, Pictures, Place, read_part},
-    samples::{check_fraction, held_out},
 };
 
 /// Beginnings of the names of folders or archives that are for evaluation.

@@ -2,7 +2,7 @@
 //! each is drawn when it is wanted, and its bits depend on the seed and its number alone. There is
 //! nothing to learn from them.
 
-use crate::{Dataset, Normalise, Permutation, Samples, Shape, samples::held_out};
+use crate::{Dataset, Normalise, Permutation, Samples, Shape, held_out::held_out};
 
 /// Mean and standard deviation of a uniform byte, as shares of its greatest value.
 const UNIFORM: (f32, f32) = (0.5, 0.288_675_14);

@@ -1,5 +1,5 @@
-//! Which samples were taken and what they held, such that what ranks took can be added, even in the numbers of 24 bits
-//! that they sum anyway.
+//! The samples that were taken, and what they held. Tallies of ranks can be added, even in the
+//! numbers of 24 bits that ranks sum anyway.
 
 use std::{iter, ops::AddAssign};
 

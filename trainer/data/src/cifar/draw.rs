@@ -5,8 +5,8 @@ use super::{Cifar, SHAPE};
 use crate::{
     Dataset, Samples,
     glyphs::{self, SIDE},
+    held_out::held_out,
     random::Random,
-    samples::held_out,
 };
 
 /// Keeps the draws of colours apart from those of the digits.

@@ -14,14 +14,6 @@ fn the_last_samples_are_held_out() {
 }
 
 #[test]
-fn a_fraction_of_a_hundred_is_a_percentage() {
-    for percent in 0..=90 {
-        assert_eq!(held_out(100, f64::from(percent) / 100.0), percent as usize);
-    }
-    assert_eq!((held_out(10_000, 0.1), held_out(9, 0.1), held_out(0, 0.5)), (1000, 0, 0));
-}
-
-#[test]
 fn any_difference_changes_the_fingerprint() {
     let original = dataset();
     let change = |change: fn(&mut Dataset)| {

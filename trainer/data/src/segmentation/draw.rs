@@ -4,7 +4,7 @@
 //! Each class has a brightness in each band. Haze and noise blur them, so that a pixel alone does
 //! not tell its class, and its neighbours do.
 
-use crate::{Dataset, Samples, Shape, masks::Masks, random::Random, samples::held_out, segmentation::IGNORED};
+use crate::{Dataset, Samples, Shape, held_out::held_out, masks::Masks, random::Random, segmentation::IGNORED};
 
 /// Rows and columns of a sample.
 const SIDE: usize = 64;

@@ -14,7 +14,7 @@ use std::{
 
 use lockstep_launch::{GroupChange, Progress, WholeRun};
 
-/// The time over which the cost of evaluations and the like is averaged for the estimate of the end.
+/// The estimate of the end takes the cost of evaluations and the like from so much time.
 const RECENT: Duration = Duration::from_secs(60);
 /// The least part of it that tells something.
 const LEAST_RECENT: Duration = Duration::from_secs(5);
