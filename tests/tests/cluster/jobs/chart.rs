@@ -1,6 +1,9 @@
 //! A real API server takes everything that the chart makes, and `helm test` passes.
 
-use lockstep_tests::chart::{self, NAMESPACE, RELEASE, variants::VARIANTS};
+use lockstep_tests::{
+    chart::{self, NAMESPACE, RELEASE, variants::VARIANTS},
+    root,
+};
 
 use crate::pods::restricted;
 
@@ -24,7 +27,7 @@ fn the_api_server_takes_every_variant_of_the_chart() {
         let objects = chart::rendered("other", &words).expect("helm renders");
         client.would_apply(&objects).unwrap_or_else(|error| panic!("{}: {error:#}", variant.name));
     }
-    let plain = client.kubectl(&["kustomize", "deploy"]);
+    let plain = client.kubectl(&["kustomize", &root().join("deploy").display().to_string()]);
     client.would_apply(&plain.expect("kubectl builds")).expect("the plain manifests");
     let names = crds.iter().flat_map(|path| ["-f", path.as_str()]);
     client.kubectl(&["delete"].into_iter().chain(names).collect::<Vec<_>>()).expect("deleted");
