@@ -18,7 +18,7 @@ const MAX_ANSWER_BYTES: u64 = 16 << 20;
 /// A metric that every operator serves, whether it leads or stands by.
 const SERVED: &str = "lockstep_leader ";
 
-/// What to look at.
+/// Parts of the cluster that the check looks at.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Address of the operator's metrics, as HOST:PORT. Default: they are not asked for.

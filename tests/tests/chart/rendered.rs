@@ -1,4 +1,4 @@
-//! What the chart makes of each way to install it.
+//! The objects of the chart for each way to install it.
 
 use std::{collections::BTreeSet, fs};
 

@@ -1,4 +1,4 @@
-//! What a platform team installs for its Prometheus and Grafana: alert rules, runbooks, dashboards.
+//! The files for a Prometheus and a Grafana: alert rules, runbooks, dashboards.
 
 mod boards;
 mod files;

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// What a checkpoint tells of its model to those who use it.
+/// Facts about a model that a checkpoint holds for those who use it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// The description of the model, in the trainer's own spelling. A load returns it unchanged.
@@ -14,7 +14,7 @@ pub struct About {
     pub best_by: Option<Metric>,
 }
 
-/// What a state makes of the held-out samples. All values are finite.
+/// The result of judging a state by the held-out samples. All values are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// The mean loss, in nats.

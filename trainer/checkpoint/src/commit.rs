@@ -26,7 +26,7 @@ pub struct Facts {
     /// The plan by which gradients were summed, in the group's own spelling. A load returns it
     /// unchanged.
     pub communication: Option<String>,
-    /// What the checkpoint tells of its model. A load returns it unchanged.
+    /// The facts about its model. A load returns it unchanged.
     pub about: About,
 }
 

@@ -26,7 +26,7 @@ pub struct Description {
     pub position: Position,
     /// The time of the save, RFC 3339.
     pub time: String,
-    /// What it tells of its model.
+    /// The facts about its model.
     pub about: About,
     /// The version of the format.
     pub format_version: u64,

@@ -51,7 +51,7 @@ pub struct Checkpoint {
     pub time: String,
     /// The plan of the gradients' sums, as saved.
     pub communication: Option<String>,
-    /// What it tells of its model, as saved.
+    /// The facts about its model, as saved.
     pub about: About,
     /// The version of its format.
     pub format_version: u64,

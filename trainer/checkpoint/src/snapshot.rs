@@ -73,7 +73,7 @@ pub struct Snapshot<'a> {
     /// The plan by which gradients were summed, in the group's own spelling. A load returns it
     /// unchanged.
     pub communication: Option<&'a str>,
-    /// What the checkpoint tells of its model.
+    /// The facts about its model.
     pub about: Option<&'a About>,
     /// The model's parameters.
     pub weights: &'a [Tensor<'a>],

@@ -83,7 +83,7 @@ fn dictionary(text: &str) -> Result<(String, Vec<usize>), String> {
     }
 }
 
-/// What is left of a header.
+/// The rest of a header that is being read.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
