@@ -3,7 +3,7 @@
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
-use crate::{TrainingGroup, TrainingJob, rules, rules::Rule};
+use crate::{TrainingGroup, TrainingJob, rules, rules::Rule, schema::object, template};
 
 /// Greatest number of containers in a template. It lets the API server bound the cost of rules over
 /// them.
@@ -48,13 +48,20 @@ pub fn crds() -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// The schema of a whole `TrainingJob`, as in the CRD.
+/// The schema of a whole `TrainingJob`. It has the parts of a pod that the CRD leaves open.
 pub(crate) fn job_schema() -> Value {
-    let mut crd = training_job();
+    let mut crd = with_whole_pod();
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
 }
 
-pub(crate) fn training_job() -> Value {
+fn training_job() -> Value {
+    let mut crd = with_whole_pod();
+    let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    template::open(&mut schema["properties"]["spec"]["properties"]["template"]["properties"]["spec"]);
+    crd
+}
+
+fn with_whole_pod() -> Value {
     let mut crd = value_of::<TrainingJob>();
     crd["spec"]["versions"][0]["additionalPrinterColumns"] = columns(&JOB_COLUMNS, &WIDE);
     let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -179,9 +186,4 @@ fn strip_descriptions(schema: &mut Value) {
             strip_descriptions(inner);
         }
     }
-}
-
-/// Returns the schema's object with the given keyword, if there is one.
-pub(crate) fn object<'a>(schema: &'a Value, keyword: &str) -> Option<&'a Map<String, Value>> {
-    schema.get(keyword)?.as_object()
 }

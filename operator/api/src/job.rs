@@ -6,7 +6,7 @@ use lockstep_launch::{Benchmark, CheckpointSpec, Communication, DatasetSpec, Ela
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::TrainingJobStatus;
+use crate::{TrainingJobStatus, template};
 
 /// The value of `spec.managedBy` that this operator acts on.
 pub const MANAGED_BY: &str = "lockstep.dev/operator";
@@ -108,7 +108,7 @@ pub struct TrainingJobSpec {
     /// its beginning on. While the job is suspended and has no pods, the template's metadata,
     /// nodeSelector, tolerations, affinity and schedulingGates can change. The rest of the template
     /// never changes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "template::read", skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplateSpec>,
 }
 

@@ -11,6 +11,7 @@ mod metadata;
 mod rules;
 mod schema;
 mod status;
+mod template;
 mod valid;
 mod worker_restarts;
 

@@ -3,9 +3,7 @@
 use std::sync::LazyLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
 use lockstep_launch::InvalidField;
-use schemars::generate::SchemaSettings;
 use serde_json::{Map, Number, Value};
 use serde_saphyr::{Options, UserMessageFormatter};
 
@@ -14,7 +12,7 @@ use crate::{crd, schema};
 /// The schema of a manifest: the CRD's, with Kubernetes' own for the metadata.
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let mut schema = crd::job_schema();
-    schema["properties"]["metadata"] = metadata();
+    schema["properties"]["metadata"] = schema::schema_of::<ObjectMeta>();
     let required = schema["required"].as_array_mut().expect("spec is required");
     required.extend(["apiVersion", "kind", "metadata"].map(Value::from));
     schema["properties"]["apiVersion"]["enum"] = vec!["lockstep.dev/v1alpha1"].into();
@@ -137,16 +135,4 @@ fn enter<'a>(value: &'a mut Value, part: &str, is_list: bool) -> Result<&'a mut 
         }
         _ => Err("a plain value: it has no fields".to_owned()),
     }
-}
-
-fn metadata() -> Value {
-    let settings = SchemaSettings::openapi3().with(|settings| {
-        settings.inline_subschemas = true;
-        settings.meta_schema = None;
-    });
-    let settings = settings
-        .with_transform(StructuralSchemaRewriter)
-        .with_transform(OptionalEnum)
-        .with_transform(OptionalIntOrString);
-    settings.into_generator().into_root_schema_for::<ObjectMeta>().to_value()
 }

@@ -1,15 +1,33 @@
 //! Compares a value with a structural schema as strictly as the API server does. The result tells a
 //! person what is wrong.
 
+use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
 use lockstep_launch::{ByteSize, InvalidField};
+use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value};
-
-use crate::crd::object;
 
 /// Deepest nesting that is followed. The schema of a pod is not half as deep.
 const MAX_DEPTH: usize = 64;
 /// Longest value that an error quotes, in characters.
 const MAX_QUOTED: usize = 60;
+
+/// The structural schema of a type of Kubernetes.
+pub(crate) fn schema_of<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::openapi3().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    let settings = settings
+        .with_transform(StructuralSchemaRewriter)
+        .with_transform(OptionalEnum)
+        .with_transform(OptionalIntOrString);
+    settings.into_generator().into_root_schema_for::<T>().to_value()
+}
+
+/// Returns the schema's object with the given keyword, if there is one.
+pub(crate) fn object<'a>(schema: &'a Value, keyword: &str) -> Option<&'a Map<String, Value>> {
+    schema.get(keyword)?.as_object()
+}
 
 /// Lists everything in `value` that `schema` does not accept. `path` names the value.
 pub(crate) fn problems(value: &Value, schema: &Value, path: &str) -> Vec<InvalidField> {

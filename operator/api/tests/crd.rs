@@ -1,14 +1,15 @@
 //! The generated CRDs: they are current on disk, small, documented and bounded, and their rules
 //! hold.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::LazyLock};
 
 use kube::core::cel::Validator;
 use lockstep_api::crds;
 use serde_json::{Value, json};
 
-/// `kubectl apply` keeps a copy of the object in an annotation of at most 256 KiB.
-const MAX_CRD_BYTES: usize = 200 << 10;
+/// Largest file of a CRD. `kubectl apply` keeps a copy of the object in an annotation of at most
+/// 256 KiB, and Helm keeps all objects of a release in one Secret of at most 1 MiB.
+const MAX_CRD_BYTES: usize = 200_000;
 /// The folders of the files, from the root of the repository.
 const FOLDERS: [&str; 2] = ["crds", "charts/lockstep/files/crds"];
 
@@ -17,6 +18,8 @@ fn schema(file: &str) -> Value {
     let mut crd: Value = serde_saphyr::from_str(&text).expect("YAML");
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
 }
+
+static JOB_SCHEMA: LazyLock<Value> = LazyLock::new(|| schema("trainingjobs.yaml"));
 
 fn job() -> Value {
     json!({
@@ -54,7 +57,7 @@ fn set(mut job: Value, pointer: &str, value: Value) -> Value {
 
 /// Returns the messages of the rules that the object breaks.
 fn broken(job: &Value, old: Option<&Value>) -> Vec<String> {
-    match Validator::new().validate(&schema("trainingjobs.yaml"), job, old) {
+    match Validator::new().validate(&JOB_SCHEMA, job, old) {
         Ok(()) => Vec::new(),
         Err(errors) => vec![errors.to_string()],
     }
@@ -77,9 +80,7 @@ fn the_files_are_as_generated() {
 #[test]
 fn plain_kubectl_apply_can_carry_the_crds() {
     for (name, text) in crds() {
-        let crd: Value = serde_saphyr::from_str(&text).expect("YAML");
-        let bytes = crd.to_string().len();
-        assert!(bytes < MAX_CRD_BYTES, "{name}: {bytes} bytes");
+        assert!(text.len() <= MAX_CRD_BYTES, "{name}: {} bytes", text.len());
     }
 }
 
@@ -433,6 +434,7 @@ fn the_content_of_a_suspended_jobs_pods_cannot_change() {
         ("/spec/template/spec/containers", json!([{"name": "trainer", "image": "b"}])),
         ("/spec/template/spec/hostNetwork", json!(true)),
         ("/spec/template/spec/volumes", json!([{"name": "v", "emptyDir": {}}])),
+        ("/spec/template/spec/containers/0/livenessProbe", json!({"periodSeconds": 3})),
     ] {
         let messages = broken(&set(before.clone(), pointer, value), Some(&before));
         assert!(

@@ -55,7 +55,7 @@ pub(crate) async fn check(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 async fn list(jobs: &Api<TrainingJob>, place: &str) -> anyhow::Result<()> {
-    jobs.list(&ListParams::default().limit(1)).await.with_context(|| {
+    jobs.list_metadata(&ListParams::default().limit(1)).await.with_context(|| {
         format!("list training jobs of {place}: is the CRD installed, and may this service account read them?")
     })?;
     println!("training jobs of {place} can be listed");
