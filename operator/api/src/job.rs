@@ -87,6 +87,9 @@ pub struct TrainingJobSpec {
     /// The limits at which the job fails. Default: it fails with the fourth failure.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
+    /// The way in which the pods get their nodes. Default: each pod by itself.
+    #[serde(default)]
+    pub scheduling_policy: SchedulingPolicy,
     /// Seconds from the start of the job, or from its newest resumption, after which it fails.
     /// Restarts are included. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,12 +127,43 @@ pub struct FailurePolicy {
     /// of a worker. `lockstep run` counts them to the first step only. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
+    /// Seconds that a node has to end a pod after its deletion was asked for. Then the pod is
+    /// deleted without its node, which may be dead, and a worker is replaced. A node that reports
+    /// has the pod's grace period too. Default: 60.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub pod_terminating_timeout_seconds: u32,
 }
 
 impl Default for FailurePolicy {
     fn default() -> Self {
-        Self { backoff_limit: 3, startup_timeout_seconds: 600 }
+        Self { backoff_limit: 3, startup_timeout_seconds: 600, pod_terminating_timeout_seconds: 60 }
     }
+}
+
+/// The way in which the pods of a job get their nodes.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SchedulingPolicy {
+    /// The scheduler that starts the pods of elastic.minReplicas workers and the coordinator
+    /// together or not at all: none, native (PodGroups of Kubernetes 1.36 and later), volcano,
+    /// coscheduling (of the scheduler plugins; template.spec.schedulerName names their scheduler)
+    /// or kai. The operator makes the PodGroup. A queue is named on the template, by the annotation
+    /// scheduling.volcano.sh/queue-name or the label kai.scheduler/queue. `lockstep run` ignores
+    /// this field. Default: none.
+    pub gang: Gang,
+}
+
+/// The back end of gang scheduling.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the field's comment is the documentation; one here would split the enum in the CRD")]
+pub enum Gang {
+    #[default]
+    None,
+    Native,
+    Volcano,
+    Coscheduling,
+    Kai,
 }
 
 /// The pods that are deleted when a job is over.

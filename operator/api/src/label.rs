@@ -15,6 +15,11 @@ pub const ATTEMPT: &str = "lockstep.dev/attempt";
 /// cannot be saved.
 pub const SUSPEND_UNSAVED: &str = "lockstep.dev/suspend-unsaved";
 
+/// Annotation of a pod: the seconds of `failurePolicy.podTerminatingTimeoutSeconds`.
+pub const TERMINATING_TIMEOUT: &str = "lockstep.dev/terminating-timeout-seconds";
+/// Annotation of a pod that the native scheduler starts with a group: the name of its `PodGroup`.
+pub const SCHEDULING_GROUP: &str = "lockstep.dev/scheduling-group";
+
 /// [`ROLE`] of the pod that keeps the membership.
 pub const COORDINATOR: &str = "coordinator";
 /// [`ROLE`] of a pod that trains.

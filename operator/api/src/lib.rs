@@ -17,7 +17,9 @@ mod worker_restarts;
 
 pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
-pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
+pub use job::{
+    CleanPodPolicy, FailurePolicy, Gang, MANAGED_BY, SchedulingPolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec,
+};
 pub use status::{
     ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason,
     TrainerImage, TrainingJobStatus,

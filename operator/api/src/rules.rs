@@ -304,7 +304,7 @@ fn dataset_rules() -> Vec<Rule> {
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 13] = [
+pub(crate) const IMMUTABLE: [&str; 14] = [
     ".devicesPerWorker",
     ".elastic",
     ".managedBy",
@@ -315,6 +315,7 @@ pub(crate) const IMMUTABLE: [&str; 13] = [
     ".communication",
     ".checkpoint",
     ".failurePolicy",
+    ".schedulingPolicy",
     ".activeDeadlineSeconds",
     ".cleanPodPolicy",
     ".ttlSecondsAfterFinished",

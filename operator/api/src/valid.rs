@@ -7,7 +7,8 @@ use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, SHARDS, Tas
 use serde_json::Value;
 
 use crate::{
-    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, label, manifest, metadata,
+    CleanPodPolicy, FailurePolicy, SchedulingPolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, label, manifest,
+    metadata,
     rules::{ALONE, AT_LEAST_MIN, AT_MOST_MAX, MIN_MEASURED, MISSING_TO_TRAIN, NO_BENCHMARK, canonical_accepted},
 };
 
@@ -39,6 +40,8 @@ pub struct ValidJob {
     pub task: Task,
     /// The limits at which it fails.
     pub failure_policy: FailurePolicy,
+    /// The way in which its pods get their nodes.
+    pub scheduling_policy: SchedulingPolicy,
     /// Seconds from the start after which it fails.
     pub active_deadline_seconds: Option<u32>,
     /// The pods that are deleted at the end.
@@ -74,6 +77,7 @@ impl ValidJob {
             communication: _,
             checkpoint: _,
             failure_policy,
+            scheduling_policy,
             active_deadline_seconds,
             clean_pod_policy,
             ttl_seconds_after_finished,
@@ -108,6 +112,7 @@ impl ValidJob {
                 managed_by,
                 task,
                 failure_policy,
+                scheduling_policy,
                 active_deadline_seconds,
                 clean_pod_policy,
                 ttl_seconds_after_finished,

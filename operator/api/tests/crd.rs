@@ -35,6 +35,7 @@ fn job() -> Value {
             "communication": {"backend": "auto", "algorithm": "auto", "wire": "f32"},
             "checkpoint": {"uri": "file:///checkpoints", "intervalSeconds": 60, "keepLast": 3},
             "failurePolicy": {"backoffLimit": 3, "startupTimeoutSeconds": 600},
+            "schedulingPolicy": {"gang": "none"},
             "cleanPodPolicy": "Running",
             "template": {"spec": {"containers": [{"name": "trainer"}]}},
         },
@@ -134,6 +135,36 @@ fn every_text_list_and_number_of_the_spec_is_bounded() {
         }
     });
     assert!(unbounded.is_empty(), "{unbounded:?}");
+}
+
+/// The texts of the spec that a person makes up. Any other text is one of a few words, which the
+/// schema lists.
+const FREE_TEXTS: [&str; 7] = [
+    ".spec.checkpoint.uri",
+    ".spec.communication.interfaces[]",
+    ".spec.dataset.cache",
+    ".spec.dataset.uri",
+    ".spec.managedBy",
+    ".spec.model.weights.except[]",
+    ".spec.model.weights.uri",
+];
+
+#[test]
+fn every_choice_of_the_spec_is_an_enumeration() {
+    let mut free = Vec::new();
+    let mut see = |path: &str, field: &Value| {
+        if field["type"] == "string" && field.get("enum").is_none() {
+            free.push(path.to_owned());
+        }
+    };
+    visit(&JOB_SCHEMA["properties"]["spec"], ".spec", &mut |path, field, _| {
+        see(path, field);
+        if field["items"].is_object() {
+            see(&format!("{path}[]"), &field["items"]);
+        }
+    });
+    free.sort();
+    assert_eq!(free, FREE_TEXTS);
 }
 
 #[test]
@@ -458,6 +489,7 @@ fn no_other_field_of_the_spec_can_change_be_added_or_be_taken_away() {
         ("communication", json!({"backend": "tcp", "algorithm": "auto", "wire": "f32", "bucketBytes": "2Mi"})),
         ("checkpoint", json!({"uri": "file:///other", "intervalSeconds": 60, "keepLast": 3})),
         ("failurePolicy", json!({"backoffLimit": 4, "startupTimeoutSeconds": 600})),
+        ("schedulingPolicy", json!({"gang": "volcano"})),
         ("activeDeadlineSeconds", json!(60)),
         ("cleanPodPolicy", json!("All")),
         ("ttlSecondsAfterFinished", json!(60)),

@@ -241,7 +241,7 @@ async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: JobPlan) -
                 let written = version.as_ref().and_then(|version| version.parse().ok());
                 memory.written = written.or(memory.written);
             }
-            Err(error @ (ApplyError::Refused { .. } | ApplyError::Taken { .. })) => {
+            Err(error @ (ApplyError::Refused { .. } | ApplyError::Taken { .. } | ApplyError::NoGang { .. })) => {
                 memory.refused = Some(error.to_string());
             }
             Err(_) => {}
@@ -288,7 +288,7 @@ fn after_error(job: Arc<StoredJob>, error: &ApplyError, scope: Arc<Scope>) -> Ac
 fn reason(error: &ApplyError) -> &'static str {
     match error {
         ApplyError::Outdated { .. } => "outdated",
-        ApplyError::Refused { .. } => "refused",
+        ApplyError::Refused { .. } | ApplyError::NoGang { .. } => "refused",
         ApplyError::Taken { .. } => "taken",
         ApplyError::Credentials { .. } => "credentials",
         ApplyError::Request { .. } => "request",

@@ -19,7 +19,7 @@ pub use facts::{
     DefaultImage, EgressDenied, GroupSeen, Observed, PodImage, PodRole, PodSeen, PodState, PodWait, Termination,
     pod_name,
 };
-pub use objects::{Child, labels_of_pods};
+pub use objects::{Child, PodGroup, labels_of_pods};
 
 /// The next actions for a job. The status is written first, because it counts the restart that the
 /// deletions carry out.

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use lockstep_api::{Reason, TRAINER_CONTAINER};
+use lockstep_api::{Reason, TRAINER_CONTAINER, label};
 use lockstep_plan::{PodImage, PodSeen, PodState};
 use serde_json::{Value, json};
 
@@ -118,5 +118,30 @@ fn a_container_that_its_node_lost_has_no_exit_code_of_its_own() {
         pod["status"]["containerStatuses"][0]["state"] = json!({"terminated": {"exitCode": code, "reason": reason}});
         let PodState::Ended(ended) = seen(pod).state else { panic!("{reason}: it has ended") };
         assert_eq!((ended.code, ended.reason.as_deref()), (own, Some(reason)));
+    }
+}
+
+#[test]
+fn a_pod_that_is_deleted_is_stuck_after_the_seconds_that_its_job_gives_its_node() {
+    let deleted = |timeout: Option<&str>, unreachable: bool| {
+        let mut pod = running(11, unreachable);
+        pod["metadata"]["deletionTimestamp"] = time(130);
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        if let Some(seconds) = timeout {
+            pod["metadata"]["annotations"] = json!({label::TERMINATING_TIMEOUT: seconds});
+        }
+        seen(pod).stuck_at.expect("it is being deleted")
+    };
+    // The deletion was asked for at second 100. The pod's own grace ends at 130, and with 10 s of
+    // slack at 140.
+    for (timeout, unreachable, stuck) in [
+        (None, false, 160),
+        (Some("600"), false, 700),
+        (Some("20"), false, 140),
+        (Some("20"), true, 120),
+        (Some("600"), true, 140),
+        (Some("soon"), false, 160),
+    ] {
+        assert_eq!(deleted(timeout, unreachable), at(stuck), "{timeout:?}, unreachable: {unreachable}");
     }
 }

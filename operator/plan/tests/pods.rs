@@ -3,9 +3,9 @@
 mod situations;
 
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
-use lockstep_api::ValidJob;
+use lockstep_api::{ValidJob, label};
 use lockstep_launch::{Encryption, Launch, Task, readiness::MAX_AWAITED_SECONDS};
-use lockstep_plan::{Child, Observed, plan};
+use lockstep_plan::{Child, Observed, PodGroup, plan};
 use serde_json::{Value, json};
 use situations::{UID, benchmark, default_image, job, now};
 
@@ -265,4 +265,82 @@ fn the_coordinator_takes_no_accelerator_and_prepares_no_data() {
     assert_eq!(worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "8");
     assert_eq!(worker["initContainers"][0]["name"], "data");
     assert_eq!(worker["containers"].as_array().map(Vec::len), Some(2));
+}
+
+/// Returns the job's group and its pods under a back end of gang scheduling.
+fn ganged(gang: &str, template: Value) -> (Option<PodGroup>, Vec<Value>) {
+    let mut job = with_template(template);
+    job.scheduling_policy.gang = serde_json::from_value(json!(gang)).expect("a back end");
+    (job.elastic.min_replicas, job.elastic.max_replicas) = (2, 8);
+    job.replicas = 4.try_into().expect("not 0");
+    let made = plan(&job, &Observed::default(), &default_image(), now()).create;
+    let group = made.into_iter().find_map(|child| if let Child::PodGroup(group) = child { Some(*group) } else { None });
+    (group, pods(&job).iter().map(value).collect())
+}
+
+#[test]
+fn each_back_end_of_gang_scheduling_gets_its_group_and_its_marks_on_every_pod() {
+    let named = |key: &str| (format!("/metadata/annotations/{}", key.replace('/', "~1")), json!("lenet"));
+    let cases = [
+        (
+            "native",
+            "scheduling.k8s.io",
+            json!({"schedulingPolicy": {"gang": {"minCount": 3}}}),
+            None,
+            named(label::SCHEDULING_GROUP),
+        ),
+        (
+            "volcano",
+            "scheduling.volcano.sh",
+            json!({"minMember": 3, "queue": "team", "priorityClassName": "low"}),
+            Some("volcano"),
+            named("scheduling.k8s.io/group-name"),
+        ),
+        (
+            "coscheduling",
+            "scheduling.x-k8s.io",
+            json!({"minMember": 3}),
+            None,
+            ("/metadata/labels/scheduling.x-k8s.io~1pod-group".to_owned(), json!("lenet")),
+        ),
+        (
+            "kai",
+            "scheduling.run.ai",
+            json!({"minMember": 3, "queue": "research", "priorityClassName": "low"}),
+            Some("kai-scheduler"),
+            named("pod-group-name"),
+        ),
+    ];
+    let template = json!({
+        "metadata": {
+            "labels": {"kai.scheduler/queue": "research"},
+            "annotations": {"scheduling.volcano.sh/queue-name": "team"},
+        },
+        "spec": {"priorityClassName": "low", "containers": [{"name": "trainer"}]},
+    });
+    for (gang, api_group, spec, scheduler, (mark, name)) in cases {
+        let (group, pods) = ganged(gang, template.clone());
+        let group = group.expect("a group");
+        assert_eq!((group.api_group, &group.spec), (api_group, &spec), "{gang}");
+        assert_eq!(group.metadata.name.as_deref(), Some("lenet"));
+        assert_eq!(group.metadata.owner_references.expect("an owner")[0].uid, UID);
+        assert_eq!(pods.len(), 5);
+        for pod in pods {
+            assert_eq!(pod.pointer(&mark), Some(&name), "{gang}");
+            assert_eq!(pod["spec"]["schedulerName"].as_str(), scheduler, "{gang}");
+        }
+    }
+}
+
+#[test]
+fn without_gang_scheduling_there_is_no_group() {
+    let (group, _) = ganged("none", json!({"spec": {"containers": [{"name": "trainer"}]}}));
+    assert_eq!(group, None);
+}
+
+#[test]
+fn a_template_may_name_the_scheduler_of_a_gang() {
+    let template = json!({"spec": {"schedulerName": "volcano-2", "containers": [{"name": "trainer"}]}});
+    let (_, pods) = ganged("volcano", template);
+    assert!(pods.iter().all(|pod| pod["spec"]["schedulerName"] == "volcano-2"));
 }

@@ -46,12 +46,12 @@ pub struct ModelSpec {
     /// set decides image size, channels and classes. Required without `layers`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ModelName>,
-    /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:
-    /// [128].
+    /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. With []
+    /// it has none. Default: [128].
     #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
-    pub hidden: Vec<u32>,
+    pub hidden: Option<Vec<u32>>,
     /// Channels of the first convolutions of a unet; each halving of the picture doubles them. Only
     /// for unet. Default: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -346,10 +346,11 @@ impl Workload {
             };
             return Err(InvalidField::new("spec.model.name", value, accepted));
         }
-        if model.name != Some(ModelName::Mlp) && !model.hidden.is_empty() {
+        let hidden = model.hidden.as_deref().unwrap_or_default();
+        if model.name != Some(ModelName::Mlp) && !hidden.is_empty() {
             return Err(InvalidField::new(
                 "spec.model.hidden",
-                format!("{:?}", model.hidden),
+                format!("{hidden:?}"),
                 "only for model mlp; leave it out",
             ));
         }
@@ -439,7 +440,7 @@ mod tests {
     fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
         let cases: [Breaking; 15] = [
-            ("spec.model.hidden", |job| job.model.hidden = vec![10]),
+            ("spec.model.hidden", |job| job.model.hidden = Some(vec![10])),
             ("spec.model.width", |job| job.model.width = Some(16)),
             ("spec.model.name", |job| job.model.name = None),
             ("spec.model.name", |job| job.model.layers = vec![serde_json::json!({"flatten": {}})]),

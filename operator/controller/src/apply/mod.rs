@@ -1,6 +1,7 @@
 //! Writes to the cluster. Nothing else does. The status goes first, guarded by the version of the
 //! job that the decision was about. A decision about an old version writes nothing at all.
 
+mod gang;
 mod objects;
 
 use std::future::Future;
@@ -13,6 +14,7 @@ use lockstep_plan::{Child, Deletion, JobPlan};
 
 pub(crate) use objects::write_status;
 
+use gang::{make_pod, put_pod_group};
 use objects::{delete_pod, make_credentials, make_new, publish, put_own, put_shared, remove_job};
 
 /// Greatest number of requests of one job at once. Each waits for the API server's disk.
@@ -32,6 +34,12 @@ pub(crate) enum ApplyError {
     /// still being removed.
     #[error("make {kind} {name}: one that belongs to something else exists; it may still be in deletion")]
     Taken { kind: String, name: String },
+    /// The cluster has no objects of the job's back end of gang scheduling.
+    #[error(
+        "spec.schedulingPolicy.gang: {gang}: the cluster has no PodGroups of {api_group}; {missing}, or create the job \
+         again with another gang"
+    )]
+    NoGang { gang: &'static str, api_group: &'static str, missing: &'static str },
     /// The system grants no randomness.
     #[error("make the credentials of Secret {name}: {message}")]
     Credentials { name: String, message: String },
@@ -101,6 +109,9 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
             Child::Service(service) => {
                 others.push(async move { put_own(client, namespace, job, &*service).await }.boxed());
             }
+            Child::PodGroup(group) => {
+                others.push(async move { put_pod_group(client, namespace, job, &group).await }.boxed());
+            }
             Child::NetworkPolicy(policy) => {
                 others.push(async move { put_own(client, namespace, job, &*policy).await }.boxed());
             }
@@ -115,7 +126,7 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
     accounts.and(rights).and(others)?;
     // A pod needs its account and its volumes first. While there is no coordinator, the objects
     // that it needs are made again. No worker begins without it, so it must not wait behind them.
-    let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
+    let new_pod = |pod: Box<Pod>| async move { make_pod(client, namespace, job, &pod).await };
     together(coordinators.into_iter().map(new_pod)).await?;
     in_growing_batches(workers, new_pod).await
 }
@@ -155,6 +166,7 @@ mod tests {
     use kube::client::Body;
     use lockstep_api::{Phase, TrainingJobStatus};
     use lockstep_launch::CredentialFile;
+    use lockstep_plan::PodGroup;
     use serde_json::{Value, json};
     use tower_test::mock::{Handle, pair};
 
@@ -266,6 +278,63 @@ mod tests {
             applied.await.expect("no panic").expect("applied");
             assert!(server.next_request().await.is_none(), "another request");
         }
+    }
+
+    fn native_group() -> Child {
+        Child::PodGroup(Box::new(PodGroup {
+            gang: "native",
+            api_group: "scheduling.k8s.io",
+            versions: &["v1beta1", "v1alpha2"],
+            missing: "use a newer Kubernetes",
+            metadata: ObjectMeta { name: Some("lenet".into()), ..ObjectMeta::default() },
+            spec: json!({"schedulingPolicy": {"gang": {"minCount": 3}}}),
+        }))
+    }
+
+    #[tokio::test]
+    async fn the_group_of_a_gang_is_made_before_its_pods_which_name_it() {
+        let (service, mut server) = pair();
+        let client = Client::new(service, "team");
+        let annotations = Some([(label::SCHEDULING_GROUP.to_owned(), "lenet".to_owned())].into());
+        let metadata = ObjectMeta { name: Some("a".into()), annotations, ..ObjectMeta::default() };
+        let pod = Child::Pod(Box::new(Pod { metadata, ..Pod::default() }));
+        let plan = JobPlan { create: vec![native_group(), pod], ..JobPlan::default() };
+        let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
+        let unknown = || refusal(404, "the server could not find the requested resource");
+        let there = json!({"kind": "PodGroup", "apiVersion": "x/v1", "metadata": {"name": "lenet"}});
+        for (version, code) in [("v1beta1", 404), ("v1alpha2", 200)] {
+            let path = format!("/apis/scheduling.k8s.io/{version}/namespaces/team/podgroups/lenet");
+            let (method, asked, _) = answer(&mut server, 404, unknown()).await;
+            assert_eq!((method.as_str(), &asked), ("GET", &path));
+            let reply = if code == 404 { unknown() } else { there.clone() };
+            let (method, asked, body) = answer(&mut server, code, reply).await;
+            assert_eq!((method.as_str(), &asked), ("PATCH", &path));
+            assert_eq!(body.pointer("/spec/schedulingPolicy/gang/minCount"), Some(&json!(3)));
+        }
+        let made = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {}});
+        let (method, path, body) = answer(&mut server, 201, made).await;
+        assert_eq!((method.as_str(), path.as_str()), ("POST", "/api/v1/namespaces/team/pods"));
+        assert_eq!(body["spec"]["schedulingGroup"]["podGroupName"], "lenet");
+        applied.await.expect("no panic").expect("applied");
+    }
+
+    #[tokio::test]
+    async fn a_cluster_without_the_back_end_of_a_gang_is_told_what_it_lacks_and_gets_no_pod() {
+        let (service, mut server) = pair();
+        let client = Client::new(service, "team");
+        let pod = Child::Pod(Box::default());
+        let plan = JobPlan { create: vec![native_group(), pod], ..JobPlan::default() };
+        let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
+        for _ in 0..4 {
+            answer(&mut server, 404, refusal(404, "the server could not find the requested resource")).await;
+        }
+        let error = applied.await.expect("no panic").expect_err("no such kind").to_string();
+        assert_eq!(
+            error,
+            "spec.schedulingPolicy.gang: native: the cluster has no PodGroups of scheduling.k8s.io; use a newer \
+             Kubernetes, or create the job again with another gang"
+        );
+        assert!(server.next_request().await.is_none(), "a pod");
     }
 
     #[tokio::test]

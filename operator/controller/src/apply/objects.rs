@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::ApplyError;
 
 /// Owner of the fields that the operator writes.
-const FIELD_MANAGER: &str = "lockstep-operator";
+pub(super) const FIELD_MANAGER: &str = "lockstep-operator";
 /// Asks the API server to answer with an object's metadata.
 const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Longest text that an event takes, in bytes.
@@ -73,9 +73,20 @@ pub(super) async fn make_new<K: Object>(
     job: &TrainingJob,
     object: &K,
 ) -> Result<(), ApplyError> {
+    make::<K>(client, namespace, job, &object.name_any(), object).await
+}
+
+/// Makes an object of kind `K` from its content, which may have fields that `K` lacks.
+pub(super) async fn make<K: Object>(
+    client: &Client,
+    namespace: &str,
+    job: &TrainingJob,
+    name: &str,
+    content: &impl Serialize,
+) -> Result<(), ApplyError> {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
-    let name = object.name_any();
-    match create(client, namespace, object).await {
+    let name = name.to_owned();
+    match create::<K>(client, namespace, content).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(refusal)) if refusal.code == 409 => match owned(&api, job, &name).await? {
             Some(false) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name }),
@@ -98,7 +109,7 @@ pub(super) async fn make_credentials(client: &Client, namespace: &str, metadata:
         string_data: Some(files.into_iter().map(|(file, text)| (file.name().to_owned(), text)).collect()),
         ..Secret::default()
     };
-    match create(client, namespace, &secret).await {
+    match create::<Secret>(client, namespace, &secret).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(refusal)) if refusal.code == 409 => Ok(()),
         Err(source) => Err(refused::<Secret>(name, source)),
@@ -107,7 +118,11 @@ pub(super) async fn make_credentials(client: &Client, namespace: &str, metadata:
 
 /// Creates an object at the least cost to the API server. It need not look for unknown fields, and
 /// it answers with metadata only.
-async fn create<K: Object>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error> {
+async fn create<K: Object>(
+    client: &Client,
+    namespace: &str,
+    object: &impl Serialize,
+) -> Result<PartialObjectMeta<K>, kube::Error> {
     let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
     let mut request =
@@ -177,7 +192,10 @@ async fn owned<K: Object>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result
 }
 
 fn refused<K: Resource<DynamicType = ()>>(name: String, source: kube::Error) -> ApplyError {
-    let kind = K::kind(&()).into_owned();
+    refused_kind(K::kind(&()).into_owned(), name, source)
+}
+
+pub(super) fn refused_kind(kind: String, name: String, source: kube::Error) -> ApplyError {
     match source {
         // Forbidden (a quota, an admission policy) or invalid; 429 and 5xx pass.
         kube::Error::Api(refusal) if matches!(refusal.code, 400 | 403 | 422) => {

@@ -165,7 +165,8 @@ fn gates(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some())
 }
 
-/// Seconds that a reporting node has to carry out a deletion after the request.
+/// Seconds that a reporting node has to carry out a deletion after the request, if the pod does not
+/// say.
 const TERMINATING_SECONDS: i64 = 60;
 /// Seconds beyond the pod's own grace period.
 const BEYOND_GRACE_SECONDS: i64 = 10;
@@ -174,7 +175,9 @@ fn stuck_at(pod: &Pod, unreachable: bool) -> Option<Timestamp> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or_default());
     let asked = ends.checked_sub(grace).unwrap_or(ends);
-    let by_request = asked.checked_add(SignedDuration::from_secs(TERMINATING_SECONDS)).unwrap_or(ends);
+    let stated = pod.metadata.annotations.as_ref().and_then(|given| given.get(label::TERMINATING_TIMEOUT));
+    let patience = stated.and_then(|seconds| seconds.parse::<u32>().ok()).map_or(TERMINATING_SECONDS, i64::from);
+    let by_request = asked.checked_add(SignedDuration::from_secs(patience)).unwrap_or(ends);
     let by_grace = ends.checked_add(SignedDuration::from_secs(BEYOND_GRACE_SECONDS)).unwrap_or(ends);
     // A node that does not report knows nothing of the deletion and uses no grace period.
     Some(if unreachable { by_request.min(by_grace) } else { by_request.max(by_grace) })

@@ -2,6 +2,7 @@
 //! policies.
 
 mod egress;
+mod gang;
 mod pods;
 
 use k8s_openapi::{
@@ -20,6 +21,7 @@ use k8s_openapi::{
 use lockstep_api::{TrainingGroup, TrainingGroupSpec, ValidJob};
 use lockstep_launch::{Ports, training_group};
 
+pub use gang::PodGroup;
 pub use pods::labels_of_pods;
 pub(crate) use pods::{pod, worker_selector};
 
@@ -37,6 +39,7 @@ pub enum Child {
     RoleBinding(Box<RoleBinding>),
     Service(Box<Service>),
     NetworkPolicy(Box<NetworkPolicy>),
+    PodGroup(Box<PodGroup>),
     /// The Secret of the workers' credentials. Its content is generated when it is made.
     Credentials(Box<ObjectMeta>),
     Pod(Box<Pod>),
@@ -58,8 +61,9 @@ pub(crate) fn surroundings(job: &ValidJob, with_group: bool, egress_denied: bool
         Child::Service(Box::new(service(job))),
         Child::NetworkPolicy(Box::new(policy)),
     ];
+    let gang = gang::pod_group(job, || owned(job, &job.name)).map(|group| Child::PodGroup(Box::new(group)));
     let credentials = encrypts(job).then(|| Child::Credentials(Box::new(owned(job, &credentials_name(job)))));
-    record.into_iter().chain(others).chain(of_coordinator).chain(credentials).collect()
+    record.into_iter().chain(others).chain(of_coordinator).chain(gang).chain(credentials).collect()
 }
 
 fn training_group(job: &ValidJob) -> TrainingGroup {

@@ -21,6 +21,7 @@ use lockstep_launch::{
     readiness,
 };
 
+use super::gang;
 use crate::{DefaultImage, PodRole, pod_name};
 
 /// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every
@@ -101,12 +102,16 @@ pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: 
     // The operator decides about restarts, for all pods together.
     spec.restart_policy = Some("Never".to_owned());
     restrict(&mut spec);
+    let mut annotations = given.annotations.unwrap_or_default();
+    let patience = job.failure_policy.pod_terminating_timeout_seconds;
+    annotations.insert(label::TERMINATING_TIMEOUT.to_owned(), patience.to_string());
+    gang::mark(job, &mut labels, &mut annotations, &mut spec);
     Pod {
         metadata: ObjectMeta {
             name: Some(pod_name(job, role)),
             namespace: Some(job.namespace.clone()),
             labels: Some(labels),
-            annotations: given.annotations,
+            annotations: Some(annotations),
             owner_references: Some(vec![owner(job)]),
             ..ObjectMeta::default()
         },

@@ -338,6 +338,7 @@ fn words(job: &ValidJob, seen: &Observed, next: &JobPlan) -> String {
                 Child::Role(_) | Child::RoleBinding(_) => String::new(),
                 Child::Service(_) => "service".to_owned(),
                 Child::NetworkPolicy(_) => "policy".to_owned(),
+                Child::PodGroup(_) => "pod group".to_owned(),
                 Child::Credentials(_) => "credentials".to_owned(),
                 Child::Pod(pod) => named(pod.metadata.name.as_deref().unwrap_or_default()),
             })

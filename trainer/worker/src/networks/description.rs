@@ -73,7 +73,7 @@ impl ModelDescription {
         if moments.iter().any(|moments| moments.len() != input.channels) || !is_positive {
             return Err(format!("means {mean:?} and deviations {std:?} for {} channels", input.channels));
         }
-        if let Some(width) = model.hidden.iter().find(|width| !(1..=MAX_WIDTH).contains(*width)) {
+        if let Some(width) = model.hidden.iter().flatten().find(|width| !(1..=MAX_WIDTH).contains(*width)) {
             return Err(format!("a hidden layer of {width}"));
         }
         Ok(())

@@ -57,8 +57,9 @@ pub(crate) fn network_on(model: &ModelSpec, input: Shape, classes: usize) -> Res
         _ if name == ModelName::Own => {
             return Err(format!("spec.model.name: own: {NOT_BROUGHT}"));
         }
-        _ if !model.hidden.is_empty() => {
-            let hidden: Vec<usize> = model.hidden.iter().map(|width| *width as usize).collect();
+        // Other models take an empty list too, which changes nothing.
+        _ if let (ModelName::Mlp, Some(hidden)) = (name, &model.hidden) => {
+            let hidden: Vec<usize> = hidden.iter().map(|width| *width as usize).collect();
             models::mlp_on(input, &hidden, classes)
         }
         Some(_) if let Some(width) = model.width => models::unet_on(input, classes, width as usize),
@@ -135,6 +136,18 @@ mod tests {
     fn hidden_widths_are_those_of_the_manifest() {
         let network = network_of(json!({"name": "mlp", "hidden": [3, 4]})).expect("a network");
         assert_eq!(network.table().weights(), 784 * 3 + 3 + 3 * 4 + 4 + 4 * 10 + 10);
+    }
+
+    #[test]
+    fn an_empty_list_of_hidden_layers_stays_empty() {
+        let given: ModelSpec = serde_json::from_value(json!({"name": "mlp", "hidden": []})).expect("a model");
+        let passed_on = serde_json::to_value(&given).expect("JSON");
+        assert_eq!(passed_on, json!({"name": "mlp", "hidden": []}));
+        assert_eq!(network_of(passed_on).expect("a network").table().weights(), 784 * 10 + 10);
+        assert_eq!(
+            network_of(json!({"name": "lenet5", "hidden": []})).expect("a network").table().weights(),
+            network_of(json!({"name": "lenet5"})).expect("a network").table().weights(),
+        );
     }
 
     #[test]

@@ -78,7 +78,7 @@ mod tests {
     fn a_field_that_changes_the_meaning_of_checkpoints_is_refused() {
         type Change = fn(&mut Workload);
         let cases: [(&str, Change); 6] = [
-            ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
+            ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = Some(vec![32])),
             ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
             ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
             ("spec.training.optimizer: lars: sgd", |job| {
