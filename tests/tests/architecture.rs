@@ -8,7 +8,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("lockstep-api", &["lockstep-launch"]),
     ("lockstep-plan", &["lockstep-api", "lockstep-launch"]),
     ("lockstep-controller", &["lockstep-api", "lockstep-launch", "lockstep-metrics", "lockstep-plan"]),
-    ("lockstep-cli", &["lockstep-api", "lockstep-launch"]),
+    ("lockstep-cli", &["lockstep-api", "lockstep-launch", "lockstep-metrics", "lockstep-plan"]),
     ("lockstep-metrics", &["lockstep-launch"]),
     ("lockstep-data", &[]),
     ("lockstep-nn", &[]),

@@ -2,6 +2,7 @@
 //! and without a cluster.
 
 mod bench;
+mod cluster;
 mod display;
 mod eval;
 mod history;
@@ -10,9 +11,13 @@ mod pass_on;
 mod replay;
 mod run;
 mod scale;
+mod scrape;
 mod summary;
+mod target;
 mod validate;
 mod watch;
+mod why;
+mod worker_metrics;
 
 use std::{path::Path, process::ExitCode};
 
@@ -57,6 +62,8 @@ enum Command {
     Validate(validate::Arguments),
     /// Follow a job in the cluster until it ends; the exit code is its result.
     Watch(watch::Arguments),
+    /// Say why a job or a run waits, is slow or failed, and what to do next.
+    Why(why::Arguments),
 }
 
 /// The result of a command, as its exit code.
@@ -145,6 +152,7 @@ fn main() -> ExitCode {
         },
         Command::Validate(arguments) => validate::validate(&arguments).into(),
         Command::Watch(arguments) => finish(runtime.block_on(watch::watch(&arguments))),
+        Command::Why(arguments) => finish(runtime.block_on(why::why(&arguments))),
     }
 }
 

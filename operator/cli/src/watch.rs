@@ -6,15 +6,14 @@ use anyhow::{Context, anyhow, bail};
 use futures::TryStreamExt;
 use jiff::Timestamp;
 use kube::{
-    Api, Client, Config,
-    config::KubeConfigOptions,
+    Api,
     runtime::{WatchStreamExt, watcher},
 };
 use lockstep_api::{ConditionType, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
 use lockstep_launch::GroupChange;
 
 use crate::{
-    Outcome,
+    Outcome, cluster,
     display::{Display, eprint_line, print, summary},
 };
 
@@ -26,36 +25,17 @@ const MAX_FAILURES: u32 = 10;
 pub(crate) struct Arguments {
     /// Name of the training job.
     name: String,
-    /// Its namespace. Default: the context's.
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Context of the kubeconfig. Default: the current one.
-    #[arg(long)]
-    context: Option<String>,
+    #[command(flatten)]
+    cluster: cluster::Arguments,
 }
 
 /// Shows the job until it ends. The outcome is the job's.
 pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { name, namespace, context } = arguments;
-    let config = match context {
-        None => Config::infer().await.map_err(|error| {
-            let cause = anyhow!(error);
-            anyhow!("no cluster: set KUBECONFIG to a kubeconfig; {}", cause.root_cause())
-        })?,
-        Some(context) => {
-            let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
-            Config::from_kubeconfig(&options).await.with_context(|| format!("--context {context}"))?
-        }
-    };
-    let namespace = namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("talk to the cluster")?;
-    let groups: Api<TrainingGroup> = Api::namespaced(client.clone(), &namespace);
-    let jobs: Api<TrainingJob> = Api::namespaced(client, &namespace);
-    let asked = jobs.get_opt(name).await.with_context(|| format!("get the training job {namespace}/{name}"))?;
-    if asked.is_none() {
-        bail!("there is no training job {name} in namespace {namespace}; name another one with -n");
-    }
-    follow(jobs, &groups, &namespace, name).await
+    let Arguments { name, cluster } = arguments;
+    let cluster = cluster.connect().await?;
+    cluster.job(name).await?;
+    let (jobs, groups) = (cluster.api::<TrainingJob>(), cluster.api::<TrainingGroup>());
+    follow(jobs, &groups, &cluster.namespace, name).await
 }
 
 async fn follow(

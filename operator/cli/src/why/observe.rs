@@ -1,0 +1,148 @@
+//! Reads what is known about a job from a cluster, with the rights of the user.
+
+use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Event, LimitRange, Pod, ResourceQuota},
+};
+use kube::{Api, Resource, ResourceExt, api::ListParams};
+use lockstep_api::{Phase, TrainingGroup, TrainingJob, label};
+use lockstep_plan::PodSeen;
+use serde::de::DeserializeOwned;
+use tokio::time::sleep;
+
+use super::facts::{EventSeen, Facts, OperatorSeen, is_worker};
+use crate::{cluster::Cluster, scrape, worker_metrics};
+
+/// The operator's deployment, by the labels that the chart and the plain manifests give it.
+const OPERATOR: &str = "app.kubernetes.io/part-of=lockstep,app.kubernetes.io/component=operator";
+/// Events that are read at most.
+const MAX_EVENTS: u32 = 500;
+/// Time between two looks at the workers' metrics.
+const BETWEEN_SCRAPES: Duration = Duration::from_secs(2);
+/// Time that a running operator needs at most to see a change.
+const OPERATOR_SEES: Duration = Duration::from_secs(3);
+/// Workers whose metrics are read.
+const MAX_SCRAPED: usize = 64;
+
+/// Reads everything about a job.
+///
+/// # Errors
+/// The job itself cannot be read. Whatever else the user may not read is left out.
+pub(super) async fn observe(cluster: &Cluster, name: &str) -> anyhow::Result<Facts> {
+    let job = current(cluster, name).await?;
+    let uid = job.uid().unwrap_or_default();
+    let mut unread = Vec::new();
+    let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
+    let pods = list::<Pod>(&cluster.api(), &of_job).await.or_note("pods", &mut unread);
+    let events = list::<Event>(&cluster.api(), &ListParams::default().limit(MAX_EVENTS)).await;
+    let events = events_of(name, &pods, events.or_note("events", &mut unread));
+    let everything = ListParams::default();
+    let quotas = list::<ResourceQuota>(&cluster.api(), &everything).await.or_note("resourcequotas", &mut unread);
+    let limits = list::<LimitRange>(&cluster.api(), &everything).await.or_note("limitranges", &mut unread);
+    let deployments = Api::<Deployment>::all(cluster.client.clone());
+    let operators = list(&deployments, &ListParams::default().labels(OPERATOR)).await.ok();
+    let group = cluster.api::<TrainingGroup>().get_opt(name).await.ok().flatten();
+    let workers = match job.status.as_ref().and_then(|status| status.phase) {
+        Some(Phase::Running) => times(cluster, &pods).await,
+        _ => Vec::new(),
+    };
+    Ok(Facts {
+        now: Timestamp::now(),
+        namespace: cluster.namespace.clone(),
+        group: group.and_then(|group| group.status),
+        pods,
+        events,
+        quotas,
+        limit_ranges: limits.iter().map(ResourceExt::name_any).collect(),
+        operators: operators.map(|operators| operators.iter().map(operator).collect()),
+        workers,
+        unread,
+        job,
+    })
+}
+
+/// Reads the job. A running operator gets a moment to see its newest change.
+async fn current(cluster: &Cluster, name: &str) -> anyhow::Result<TrainingJob> {
+    let job = cluster.job(name).await?;
+    let seen = job.status.as_ref().and_then(|status| status.observed_generation);
+    if seen >= job.metadata.generation || seen.is_none() {
+        return Ok(job);
+    }
+    sleep(OPERATOR_SEES).await;
+    cluster.job(name).await
+}
+
+async fn list<K>(api: &Api<K>, which: &ListParams) -> Result<Vec<K>, kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    Ok(api.list(which).await?.items)
+}
+
+/// Goes on without what cannot be read, and notes it.
+trait OrNote<T> {
+    fn or_note(self, what: &str, unread: &mut Vec<String>) -> T;
+}
+
+impl<T: Default> OrNote<T> for Result<T, kube::Error> {
+    fn or_note(self, what: &str, unread: &mut Vec<String>) -> T {
+        self.unwrap_or_else(|error| {
+            let why = match error {
+                kube::Error::Api(refusal) if refusal.code == 403 => "your role does not allow it".to_owned(),
+                error => error.to_string(),
+            };
+            unread.push(format!("{what} could not be read: {why}"));
+            T::default()
+        })
+    }
+}
+
+fn events_of(name: &str, pods: &[Pod], mut events: Vec<Event>) -> Vec<EventSeen> {
+    let is_ours = |event: &Event| {
+        let of = &event.involved_object;
+        let pod = || pods.iter().any(|pod| pod.uid() == of.uid);
+        (of.kind.as_deref() == Some("TrainingJob") && of.name.as_deref() == Some(name)) || pod()
+    };
+    events.retain(is_ours);
+    events.sort_by_key(time);
+    let seen = |event: Event| EventSeen {
+        object: event.involved_object.name.unwrap_or_default(),
+        reason: event.reason.unwrap_or_default(),
+        message: event.message.unwrap_or_default(),
+    };
+    events.into_iter().map(seen).collect()
+}
+
+fn time(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    series.or(last).or_else(|| event.event_time.as_ref().map(|time| time.0))
+}
+
+fn operator(deployment: &Deployment) -> OperatorSeen {
+    let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    let ready = deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or_default();
+    OperatorSeen {
+        namespace: deployment.namespace().unwrap_or_default(),
+        name: deployment.name_any(),
+        wanted: wanted.unsigned_abs(),
+        ready: ready.unsigned_abs(),
+    }
+}
+
+/// Looks twice at the workers' metrics, if the user may.
+async fn times(cluster: &Cluster, pods: &[Pod]) -> Vec<scrape::WorkerTime> {
+    let ready = pods.iter().filter_map(PodSeen::of).filter(|pod| is_worker(pod) && pod.ready);
+    let names: Vec<String> = ready.map(|pod| pod.name).take(MAX_SCRAPED).collect();
+    let before = worker_metrics::of_pods(cluster, &names).await;
+    if before.found.is_empty() {
+        return Vec::new();
+    }
+    sleep(BETWEEN_SCRAPES).await;
+    let after = worker_metrics::of_pods(cluster, &names).await;
+    let known: BTreeMap<_, _> = after.found.into_iter().filter(|(name, _)| before.found.contains_key(name)).collect();
+    scrape::between(&before.found, &known)
+}
