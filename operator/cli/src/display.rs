@@ -250,7 +250,7 @@ pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Op
     facts.into_iter().filter_map(|(name, fact)| Some(format!("{name:<10}  {}\n", fact?))).collect()
 }
 
-fn rounded(rate: f64) -> String {
+pub(crate) fn rounded(rate: f64) -> String {
     if rate < 100.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
 }
 
@@ -275,12 +275,12 @@ fn whole_run(run: &WholeRun) -> String {
     format!("{all} samples/s, goodput {good}; {} of the time went into steps that count", percent(goodput_ratio))
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     // A duration that does not fit a `u64` is shown as the longest one that does.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
     let whole = seconds.round() as u64;

@@ -2,14 +2,20 @@
 //! and without a cluster.
 
 mod bench;
+mod chart;
 mod cluster;
+mod curves;
 mod display;
 mod eval;
 mod history;
 mod manifest;
+mod metrics_lines;
 mod pass_on;
+mod plot;
 mod replay;
+mod report;
 mod run;
+mod run_history;
 mod scale;
 mod scrape;
 mod summary;
@@ -43,6 +49,10 @@ enum Command {
     Scale(scale::Arguments),
     /// Show how the group of a run changed: when, why, and at what cost.
     History(history::Arguments),
+    /// Draw loss, throughput, efficiency and world size, in the terminal or as SVG or PNG.
+    Plot(plot::Arguments),
+    /// Write one page about a run that outlives it: figures, curves, changes, checkpoints.
+    Report(report::Arguments),
     /// Repeat a finished run without faults, by the memberships that it had, and compare the states
     /// after its steps and the weights bit for bit.
     Replay(replay::Arguments),
@@ -130,6 +140,8 @@ fn main() -> ExitCode {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },
+        Command::Plot(arguments) => finish(runtime.block_on(plot::plot(&arguments))),
+        Command::Report(arguments) => finish(runtime.block_on(report::report(&arguments))),
         Command::Predict(arguments) => match pass_on::pass_on("predict", &arguments) {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),

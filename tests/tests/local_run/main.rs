@@ -18,6 +18,7 @@ mod replay;
 mod run;
 mod same_data;
 mod same_losses;
+mod tensorboard;
 mod using;
 
 use run::{Manifest, Run, alone};

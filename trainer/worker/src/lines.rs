@@ -1,6 +1,9 @@
 //! The lines of the metrics log.
 
+use std::collections::BTreeMap;
+
 pub(crate) use lockstep_checkpoint::Evaluation;
+use lockstep_launch::Progress;
 use serde::Serialize;
 
 /// One step of the whole group.
@@ -55,10 +58,61 @@ impl StepLine {
     }
 }
 
+/// The line of a step with what the reporting worker knows beside it. A line that is made up later
+/// lacks all of that.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReportedLine<'a> {
+    #[serde(flatten)]
+    step: &'a StepLine,
+    /// Averages over the newest steps, as [`Progress`] has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scaling_efficiency: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_balance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    communication_efficiency: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alone_samples_per_second: Option<f64>,
+    /// Seconds of each phase of the reporting worker's time since the last line that has some.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    phases: BTreeMap<&'static str, f64>,
+}
+
+impl<'a> ReportedLine<'a> {
+    /// Adds the averages of a report and the times of the phases to the line of a step.
+    pub(crate) fn new(step: &'a StepLine, figures: &Progress, phases: BTreeMap<&'static str, f64>) -> Self {
+        let rounded = |share: Option<f64>| share.map(|share| (share * 1e4).round() / 1e4);
+        Self {
+            step,
+            scaling_efficiency: rounded(figures.scaling_efficiency),
+            load_balance: rounded(figures.load_balance),
+            communication_efficiency: rounded(figures.communication_efficiency),
+            alone_samples_per_second: figures.alone_samples_per_second.map(|rate| (rate * 10.0).round() / 10.0),
+            phases,
+        }
+    }
+}
+
 /// One evaluation on the held-out samples.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EvaluationLine {
     pub step: u64,
     pub epoch: u64,
     pub evaluation: Evaluation,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reported_line_is_that_of_the_step_with_the_known_averages_behind() {
+        let line = StepLine { time: "then".to_owned(), ..StepLine::unseen(7, 0, 1) };
+        let figures = Progress { load_balance: Some(0.987_654_3), ..Progress::default() };
+        let plain = serde_json::to_string(&line).expect("JSON");
+        let told = |phases| serde_json::to_string(&ReportedLine::new(&line, &figures, phases)).expect("JSON");
+        let head = plain.strip_suffix('}').expect("an object");
+        assert_eq!(told(BTreeMap::new()), format!("{head},\"load_balance\":0.9877}}"));
+        assert!(told(BTreeMap::from([("data", 0.25)])).ends_with(",\"phases\":{\"data\":0.25}}"));
+    }
 }

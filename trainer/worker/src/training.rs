@@ -201,7 +201,7 @@ impl<'a> Run<'a> {
         };
         let mut opening = Opening { membership, group, start };
         until_stored(membership, &mut opening, |_| self.storage.clear_before(group.generation))?;
-        let open = |_: &mut Opening<'_>| Reporter::open(membership, group, self.storage, start, turn);
+        let open = |_: &mut Opening<'_>| Reporter::open(membership, group, self.storage, start, turn, self.phases());
         let mut reporter = until_stored(membership, &mut opening, open)?;
         // The plan is kept only now: an outdated generation fails before.
         until_stored(membership, &mut reporter, |_| self.keep_plan(group, group.base.step, agreed))?;

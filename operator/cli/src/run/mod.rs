@@ -2,11 +2,14 @@
 
 mod chaos;
 mod children;
+pub(crate) mod environment;
 pub(crate) mod folder;
+pub(crate) mod keeper;
 pub(crate) mod paths;
 mod restart;
 mod signals;
 mod supervise;
+mod tensorboard;
 mod trainer;
 
 use std::{
@@ -23,7 +26,9 @@ use serde_json::Value;
 
 use self::{
     chaos::Chaos,
+    environment::Start,
     folder::{RunFolder, encrypts},
+    keeper::Keeper,
     restart::{GiveUp, ProcessRole},
     signals::Signals,
     supervise::{FailedProcess, Finish},
@@ -54,6 +59,9 @@ pub(crate) struct Arguments {
     /// Folder of the run; the folder of an earlier run continues it. Default: runs/NAME-TIME.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Write TensorBoard's event file into the folder of the run.
+    #[arg(long)]
+    tensorboard: bool,
     /// Port of 127.0.0.1 that the coordinator listens on. Default: a free one.
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
@@ -78,6 +86,8 @@ pub(crate) struct LocalRun {
     replay: Option<Replay>,
     /// Kills that the user asked for.
     chaos: Option<Chaos>,
+    /// True if TensorBoard's event file is written.
+    tensorboard: bool,
 }
 
 /// The newest reports of the coordinator.
@@ -90,7 +100,7 @@ struct CoordinatorReports {
 /// Checks everything before any process starts. The run's folder comes last, so that a refusal
 /// leaves nothing behind.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
-    let Arguments { manifest: path, workers, set, data, output, port, trainer, chaos } = arguments;
+    let Arguments { manifest: path, workers, set, data, output, tensorboard, port, trainer, chaos } = arguments;
     let mut value =
         lockstep_api::manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
     for assignment in set {
@@ -134,6 +144,7 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
     if let Task::Train(workload) = &run.job.task {
         run.again = Some(again(arguments, &run.folder, workload, &mounts));
     }
+    run.tensorboard = *tensorboard;
     run.chaos = chaos.chaos(u64::from(uuid::Uuid::new_v4().as_fields().1));
     Ok(run)
 }
@@ -164,7 +175,7 @@ impl LocalRun {
             },
             Task::Benchmark { .. } => None,
         };
-        Ok(Self { job, folder, objects, trainer, control, again: None, replay: None, chaos: None })
+        Ok(Self { job, folder, objects, trainer, control, again: None, replay: None, chaos: None, tensorboard: false })
     }
 
     /// Runs the job to its end, replaces lost processes on the way, and prints the results.
@@ -179,7 +190,16 @@ impl LocalRun {
         job.warnings().iter().for_each(|warning| display.note(&format!("warning: {warning}")));
         self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
-        let finish = self.supervise(&display, &mut signals, &mut reports).await?;
+        if let Err(error) = Start::here(job.replicas.get(), Timestamp::now()).keep(folder.path()) {
+            display.note(&format!("warning: the environment is not kept: {error}"));
+        }
+        let mut keeper = match self.tensorboard {
+            true => Keeper::with_events(folder, Timestamp::now()).context("make TensorBoard's event file")?,
+            false => Keeper::open(folder),
+        };
+        let finish = self.supervise(&display, &mut signals, &mut reports, &mut keeper).await;
+        keeper.keep(reports.progress.as_ref(), &display);
+        let finish = finish?;
         drop(display);
         let outcome = self.print_failure(&finish, &reports);
         if outcome == Outcome::Done {
@@ -193,7 +213,8 @@ impl LocalRun {
         self.replay = Some(replay);
         let mut signals = Signals::take().context("take over the signals")?;
         let (display, mut reports) = (Display::on_stderr(), CoordinatorReports::default());
-        let finish = self.supervise(&display, &mut signals, &mut reports).await?;
+        let mut keeper = Keeper::open(&self.folder);
+        let finish = self.supervise(&display, &mut signals, &mut reports, &mut keeper).await?;
         drop(display);
         Ok(self.print_failure(&finish, &reports))
     }
@@ -353,6 +374,10 @@ fn again(arguments: &Arguments, folder: &RunFolder, workload: &Workload, mounts:
     if let (Err(_), Some(uri)) = (paths::dataset_uri(&workload.dataset, mounts), &workload.dataset.uri) {
         option("--data", paths::shown(uri).to_owned());
     }
+    if arguments.tensorboard {
+        words.push("--tensorboard".to_owned());
+    }
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), quoted(&value)]);
     if let Some(port) = arguments.port {
         option("--port", port.to_string());
     }

@@ -17,6 +17,7 @@ use super::{
     chaos::Kill,
     children::{Children, CoordinatorLine, Process, ProcessEvent},
     folder::encrypts,
+    keeper::Keeper,
     restart::{Decision, GiveUp, Holders, ProcessEnd, ProcessRole, Restarts, Wanted},
     signals::Signals,
 };
@@ -96,6 +97,7 @@ impl LocalRun {
         display: &Display,
         signals: &mut Signals,
         reports: &mut CoordinatorReports,
+        keeper: &mut Keeper,
     ) -> anyhow::Result<Finish> {
         display.phase("starting");
         let workers = self.job.replicas.get();
@@ -163,6 +165,7 @@ impl LocalRun {
                 }
                 () = sleep_until(look), if job.finish.is_none() => {
                     look = Instant::now() + LOOK;
+                    keeper.tick(reports.progress.as_ref(), look.into_std(), display);
                     job.resize(display)?;
                 }
             }
@@ -187,7 +190,7 @@ impl LocalRun {
 
     /// Describes a process of this job among `workers` workers.
     fn process(&self, role: ProcessRole, workers: u32) -> anyhow::Result<Process> {
-        let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _ } = self;
+        let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _, tensorboard: _ } = self;
         let port = control.number()?;
         let member = self.member(role);
         let ending = folder.ending(&member);

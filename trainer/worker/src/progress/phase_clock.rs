@@ -5,6 +5,7 @@
 //! parts whose use was measured are spent; the end of the period gives the rest to one phase.
 
 use std::{
+    collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -122,6 +123,11 @@ impl PhaseClock {
         self.add(rest, left);
     }
 
+    /// Returns the seconds of each phase since the process began, in the order of [`Phase::ALL`].
+    fn seconds(&self) -> [f64; Phase::ALL.len()] {
+        Phase::ALL.map(|phase| self.counters[phase as usize].get())
+    }
+
     fn add(&self, phase: Phase, time: Duration) {
         // The labels are in the order of the variants.
         self.counters[phase as usize].inc_by(time.as_secs_f64());
@@ -129,6 +135,39 @@ impl PhaseClock {
 
     fn period(&self) -> MutexGuard<'_, Period> {
         self.period.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time between two lines of the metrics log that tell the times of the phases.
+const NEWS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What a worker tells of its phases, piece by piece.
+pub(crate) struct PhaseNews<'a> {
+    clock: &'a PhaseClock,
+    /// Seconds of each phase that were told, or passed before this worker reported.
+    told: [f64; Phase::ALL.len()],
+    since: Instant,
+}
+
+impl<'a> PhaseNews<'a> {
+    /// Tells what follows from now on.
+    pub(crate) fn begin(clock: &'a PhaseClock, now: Instant) -> Self {
+        Self { clock, told: clock.seconds(), since: now }
+    }
+
+    /// Returns the seconds of each phase since they were last told, by the names of phases. Empty
+    /// if that was just before and this is not the `last` time.
+    pub(crate) fn take(&mut self, last: bool, now: Instant) -> BTreeMap<&'static str, f64> {
+        if !last && now.saturating_duration_since(self.since) < NEWS_INTERVAL {
+            return BTreeMap::new();
+        }
+        self.since = now;
+        let before = std::mem::replace(&mut self.told, self.clock.seconds());
+        let news = Phase::ALL.map(|phase| {
+            let seconds = self.told[phase as usize] - before[phase as usize];
+            (phase.label(), (seconds * 1e4).round() / 1e4)
+        });
+        news.into_iter().filter(|(_, seconds)| *seconds > 0.0).collect()
     }
 }
 
@@ -183,5 +222,20 @@ mod tests {
             clock.end_period(Phase::Other, start + 3 * SECOND);
         });
         assert_eq!(found[3], 2.0, "the newest wait is not explained yet: {found:?}");
+    }
+
+    #[test]
+    fn news_tell_each_moment_once_and_not_before_a_second_has_passed() {
+        let counters = table::PHASE_SECONDS.counters(&Registry::new()).expect("registered");
+        let start = Instant::now();
+        let clock = PhaseClock::start(&counters, start);
+        clock.spend(Phase::Other, SECOND);
+        let mut news = PhaseNews::begin(&clock, start);
+        clock.spend(Phase::Compute, SECOND / 2);
+        assert!(news.take(false, start + SECOND / 2).is_empty(), "too early");
+        clock.spend(Phase::Data, SECOND / 4);
+        assert_eq!(news.take(false, start + SECOND), BTreeMap::from([("compute", 0.5), ("data", 0.25)]));
+        clock.spend(Phase::Data, SECOND / 4);
+        assert_eq!(news.take(true, start + SECOND), BTreeMap::from([("data", 0.25)]), "nothing follows");
     }
 }

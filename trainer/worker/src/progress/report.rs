@@ -14,10 +14,13 @@ use lockstep_launch::{
 };
 use tracing::{info, warn};
 
-use super::metrics_log::{Kept, MetricsLog, NotWritten, Turn};
+use super::{
+    metrics_log::{Kept, MetricsLog, NotWritten, Turn},
+    phase_clock::{PhaseClock, PhaseNews},
+};
 use crate::{
     failure::Failure,
-    lines::{EvaluationLine, StepLine},
+    lines::{EvaluationLine, ReportedLine, StepLine},
     storage::Storage,
     storage::retry::{Waits, warned_of},
 };
@@ -36,6 +39,7 @@ pub(crate) struct Reporter<'a> {
     storage: &'a Storage,
     log: MetricsLog,
     turn: Turn<'a>,
+    phases: PhaseNews<'a>,
     /// True if the storage took no lines at the last try.
     lines_wait: bool,
     progress: Progress,
@@ -81,6 +85,7 @@ impl<'a> Reporter<'a> {
         storage: &'a Storage,
         start: Start<'_>,
         turn: Turn<'a>,
+        phases: &'a PhaseClock,
     ) -> Result<Self, Failure> {
         let base = group.base.step;
         let folder = storage.output();
@@ -112,6 +117,7 @@ impl<'a> Reporter<'a> {
             storage,
             log,
             turn,
+            phases: PhaseNews::begin(phases, Instant::now()),
             lines_wait: false,
             progress,
             reported: None,
@@ -144,7 +150,7 @@ impl<'a> Reporter<'a> {
     }
 
     fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
-        self.log.write(line).map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        self.log.write(line).map_err(not_logged)
     }
 
     /// Returns the newest report.
@@ -160,6 +166,9 @@ impl<'a> Reporter<'a> {
         figures: Progress,
         stragglers: Vec<(usize, f64)>,
     ) -> Result<(), Failure> {
+        let phases = self.phases.take(line.step == figures.total_steps, Instant::now());
+        let reported = ReportedLine::new(line, &figures, phases);
+        self.log.write(&reported).map_err(not_logged)?;
         self.progress = Progress {
             evaluation_loss: self.progress.evaluation_loss,
             accuracy: self.progress.accuracy,
@@ -174,7 +183,6 @@ impl<'a> Reporter<'a> {
             stragglers: stragglers.into_iter().filter_map(|(rank, times)| self.straggler(rank, times)).collect(),
             ..figures
         };
-        self.write(line)?;
         self.report()
     }
 
@@ -229,8 +237,7 @@ impl<'a> Reporter<'a> {
             return Ok(());
         }
         let Self { log, storage, .. } = self;
-        warned_of(storage.output().display(), || log.flush())
-            .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        warned_of(storage.output().display(), || log.flush()).map_err(not_logged)
     }
 
     /// Takes over the state of the checkpoints. The next step reports at once if saves begin to
@@ -253,8 +260,7 @@ impl<'a> Reporter<'a> {
     /// Returns the file with the lines of all steps so far. They are stored once it is synced.
     pub(crate) fn flushed_log(&mut self) -> Result<File, Failure> {
         let Self { log, storage, .. } = self;
-        warned_of(storage.output().display(), || log.flushed())
-            .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        warned_of(storage.output().display(), || log.flushed()).map_err(not_logged)
     }
 
     /// Merges the parts of the metrics log, at the end of the run.
@@ -268,6 +274,10 @@ impl<'a> Reporter<'a> {
     pub(crate) fn retuned(&mut self, communication: Option<CommunicationReport>) {
         self.progress.communication = communication;
     }
+}
+
+fn not_logged(error: std::io::Error) -> Failure {
+    Failure::retry(format!("metrics.jsonl: {error}"))
 }
 
 fn not_written(storage: &Storage, error: &NotWritten) -> Failure {

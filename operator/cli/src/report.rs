@@ -1,0 +1,35 @@
+//! `lockstep report`: writes one page about a run, which needs nothing else to be read.
+
+mod figures;
+mod page;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::Context;
+use jiff::Timestamp;
+
+use crate::{Outcome, curves::Across, display::print, run_history::RunHistory};
+
+/// Arguments of `lockstep report`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Folder of the run, as `lockstep run` prints it.
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// The page to write.
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    output: PathBuf,
+    /// The horizontal axis of the curves.
+    #[arg(long, value_name = "AXIS", default_value = "step")]
+    across: Across,
+}
+
+/// Writes the page.
+pub(crate) async fn report(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { run, output, across } = arguments;
+    let history = RunHistory::of_folder(run)?;
+    let page = page::page(&history, *across, Timestamp::now());
+    fs::write(output, page).with_context(|| format!("write {}", output.display()))?;
+    print(&format!("{}\n", output.display()));
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,75 @@
+//! Everything that a run left behind, as one value. `lockstep plot` and `lockstep report` draw it.
+
+mod changes;
+mod checkpoints;
+mod folder;
+
+use std::collections::BTreeMap;
+
+use lockstep_launch::Progress;
+use serde_json::Value;
+
+pub(crate) use self::{
+    changes::{Change, with_costs},
+    checkpoints::Checkpoint,
+};
+use crate::{
+    metrics_lines::{Evaluation, Line, Step, parse},
+    run::environment::Start,
+};
+
+/// The history of a run or of a job in a cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RunHistory {
+    /// The name of the job.
+    pub name: String,
+    /// The place that it was read from: a folder, or namespace and name.
+    pub origin: String,
+    /// The state of the run in a few words.
+    pub state: String,
+    /// The manifest, if it is known.
+    pub manifest: Option<Value>,
+    pub log: Log,
+    /// The changes of the group, oldest first.
+    pub changes: Vec<Change>,
+    /// The checkpoints that are still there, newest first.
+    pub checkpoints: Vec<Checkpoint>,
+    /// The starts of the run, with versions and machines.
+    pub starts: Vec<Start>,
+    /// The newest report of the group.
+    pub report: Option<Progress>,
+    /// What could not be had, each with the reason.
+    pub absent: Vec<String>,
+}
+
+/// The metrics log of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log {
+    /// The steps that count, in order.
+    pub steps: Vec<Step>,
+    /// The evaluations that count, in order.
+    pub evaluations: Vec<Evaluation>,
+}
+
+impl Log {
+    /// Reads the text of a metrics log. Torn lines are left out.
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut log = Self::default();
+        for line in text.lines().filter_map(parse) {
+            match line {
+                Line::Step(step) => log.steps.push(*step),
+                Line::Evaluation(evaluation) => log.evaluations.push(evaluation),
+            }
+        }
+        log
+    }
+
+    /// Returns the seconds of each phase of the reporting worker's time.
+    pub(crate) fn phases(&self) -> BTreeMap<&str, f64> {
+        let mut phases = BTreeMap::new();
+        for (phase, seconds) in self.steps.iter().flat_map(|step| &step.phases) {
+            *phases.entry(phase.as_str()).or_default() += seconds;
+        }
+        phases
+    }
+}
