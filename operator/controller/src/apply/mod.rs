@@ -3,6 +3,7 @@
 
 mod gang;
 mod objects;
+mod status;
 
 use std::future::Future;
 
@@ -12,7 +13,7 @@ use kube::{Api, Client, ResourceExt};
 use lockstep_api::{TrainingGroup, TrainingJob, label};
 use lockstep_plan::{Child, Deletion, JobPlan};
 
-pub(crate) use objects::write_status;
+pub(crate) use status::write_status;
 
 use gang::{make_pod, put_pod_group};
 use objects::{delete_pod, make_credentials, make_new, publish, put_own, put_shared, remove_job};
@@ -225,6 +226,20 @@ mod tests {
         let (method, path, body) = answer(&mut server, 200, gone).await;
         assert_eq!((method.as_str(), path.as_str()), ("DELETE", "/api/v1/namespaces/team/pods/lenet-worker-0"));
         assert_eq!((&body["preconditions"]["uid"], &body["gracePeriodSeconds"]), (&json!("p"), &json!(0)));
+        assert_eq!(applied.await.expect("no panic").expect("applied").as_deref(), Some("8"));
+    }
+
+    #[tokio::test]
+    async fn a_crd_that_lacks_a_field_gets_the_rest_of_the_status() {
+        let (service, mut server) = pair();
+        let client = Client::new(service, "team");
+        let applied =
+            tokio::spawn(async move { apply(&client, &job(), JobPlan { delete: Vec::new(), ..plan() }).await });
+        answer(&mut server, 500, refusal(500, "(x): .status.resizes: field not declared in schema")).await;
+        let (method, path, body) = answer(&mut server, 200, written()).await;
+        assert_eq!((method.as_str(), path.rsplit('/').next()), ("PATCH", Some("status")));
+        assert_eq!(body[1], json!({"op": "test", "path": "/metadata/resourceVersion", "value": "7"}));
+        assert_eq!((&body[2]["path"], &body[2]["value"]["phase"]), (&json!("/status"), &json!("Running")));
         assert_eq!(applied.await.expect("no panic").expect("applied").as_deref(), Some("8"));
     }
 

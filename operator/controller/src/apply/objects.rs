@@ -15,7 +15,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
     core::{NamespaceResourceScope, PartialObjectMeta, Request},
 };
-use lockstep_api::{TrainingJob, TrainingJobStatus};
+use lockstep_api::TrainingJob;
 use lockstep_plan::{Deletion, JobEvent};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -26,7 +26,7 @@ use super::ApplyError;
 /// Owner of the fields that the operator writes.
 pub(super) const FIELD_MANAGER: &str = "lockstep-operator";
 /// Asks the API server to answer with an object's metadata.
-const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+pub(super) const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Longest text that an event takes, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
 
@@ -39,30 +39,6 @@ pub(super) trait Object:
 impl<K> Object for K where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug
 {
-}
-
-/// Writes the status of an object. Its metadata may be the only part that could be parsed.
-pub(crate) async fn write_status(
-    client: &Client,
-    metadata: &ObjectMeta,
-    status: TrainingJobStatus,
-) -> Result<Option<String>, ApplyError> {
-    let (namespace, name) =
-        (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-    let api: Api<PartialObjectMeta<TrainingJob>> = Api::namespaced(client.clone(), namespace);
-    let body = json!({
-        "apiVersion": TrainingJob::api_version(&()),
-        "kind": TrainingJob::kind(&()),
-        "metadata": {"name": name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
-        "status": status,
-    });
-    match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(body)).await {
-        Ok(written) => Ok(written.metadata.resource_version),
-        // The job was deleted meanwhile.
-        Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(None),
-        Err(kube::Error::Api(refusal)) if refusal.code == 409 => Err(ApplyError::Outdated { job: name }),
-        Err(source) => Err(ApplyError::Request { attempt: format!("write the status of {name}"), source }),
-    }
 }
 
 /// Makes an object that should not exist yet. If this job owns one, an earlier request was carried
