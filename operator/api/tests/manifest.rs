@@ -1,5 +1,6 @@
 //! Manifests: refusals with their words, and the jobs that valid manifests become.
 
+#[allow(dead_code, reason = "other tests compare changes of a job")]
 mod verdicts;
 
 use lockstep_api::{ValidJob, manifest::set};

@@ -19,6 +19,18 @@ spec:
       containers: [{name: trainer, resources: {limits: {cpu: 1}}}]
 ";
 
+/// The part of the manifest that a benchmark has not.
+const REPLICAS_AND_TRAINING: &str = "replicas: 2
+  model: {name: lenet5}
+  dataset: {format: glyphs, samples: 700}
+  training: {epochs: 1, seed: 1}
+  checkpoint: {uri: file:///checkpoints}
+";
+const DATASET: &str = "{format: glyphs, samples: 700}";
+const MODEL_AND_TRAINING: &str = "model: {name: lenet5}
+  dataset: {format: glyphs, samples: 700}
+  training: {epochs: 1, seed: 1}";
+
 /// The API server's answer: it creates the object or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -161,6 +173,54 @@ const CASES: &[(&str, &str, Verdict)] = &[
     ("  template:", "  schedulingPolicy: {queue: team}\n  template:", Refused),
     ("  template:", "  failurePolicy: {podTerminatingTimeoutSeconds: 30}\n  template:", Taken),
     ("  template:", "  failurePolicy: {podTerminatingTimeoutSeconds: 0}\n  template:", Refused),
+    // Rules, each with a job that it refuses.
+    ("model: {name: lenet5}", "model: {name: lenet5, width: 8}", Refused),
+    ("model: {name: lenet5}", "model: {name: lenet5, weights: {uri: weights.safetensors}}", Refused),
+    ("model: {name: lenet5}", "model: {name: lenet5, weights: {uri: file:///w/lenet5.safetensors}}", Taken),
+    (
+        MODEL_AND_TRAINING,
+        "model: {name: own}\n  dataset: {format: own}\n  training: {epochs: 1, precision: bf16}",
+        Refused,
+    ),
+    (MODEL_AND_TRAINING, "model: {name: own}\n  dataset: {format: own}\n  training: {epochs: 1}", Taken),
+    ("epochs: 1,", "epochs: 1, precision: f16, lossScale: {constant: 8, initial: 8},", Refused),
+    ("uri: file:///checkpoints", "uri: checkpoints", Refused),
+    ("uri: file:///checkpoints", "uri: file:///a/../b", Refused),
+    ("uri: file:///checkpoints", "uri: s3://models/a", Taken),
+    ("  template:", "  communication: {bucketBytes: 2Gi}\n  template:", Refused),
+    ("  template:", "  communication: {algorithm: ring, wire: bf16}\n  template:", Refused),
+    ("  template:", "  communication: {algorithm: direct, wire: bf16}\n  template:", Taken),
+    ("  template:", "  communication: {interfaces: [10.20.0.0/99]}\n  template:", Refused),
+    ("  template:", "  communication: {interfaces: [eth1, 10.20.0.0/16]}\n  template:", Taken),
+    ("  template:", "  elastic: {minReplicas: 3, maxReplicas: 4}\n  template:", Refused),
+    ("  template:", "  elastic: {minReplicas: 1, maxReplicas: 1}\n  template:", Refused),
+    ("  template:", "  elastic: {minReplicas: 1, maxReplicas: 4}\n  template:", Taken),
+    ("replicas: 2", "replicas: 65\n  communication: {algorithm: canonicalTree}", Refused),
+    ("replicas: 2", "replicas: 64\n  communication: {algorithm: canonicalTree}", Taken),
+    ("replicas: 2", "replicas: 2\n  devicesPerWorker: 2\n  communication: {algorithm: canonicalTree}", Refused),
+    ("replicas: 2", "replicas: 2\n  devicesPerWorker: 2", Taken),
+    ("name: trainer", "name: main", Refused),
+    (REPLICAS_AND_TRAINING, "replicas: 2\n  benchmark: {collectives: {minBytes: 4Ki, maxBytes: 1Mi}}\n", Taken),
+    (REPLICAS_AND_TRAINING, "replicas: 1\n  benchmark: {collectives: {}}\n", Refused),
+    (REPLICAS_AND_TRAINING, "replicas: 2\n  benchmark: {collectives: {minBytes: 3}}\n", Refused),
+    (REPLICAS_AND_TRAINING, "replicas: 2\n  benchmark: {collectives: {maxBytes: 2Gi}}\n", Refused),
+    (REPLICAS_AND_TRAINING, "replicas: 2\n  benchmark: {collectives: {minBytes: 2Mi, maxBytes: 1Mi}}\n", Refused),
+    (REPLICAS_AND_TRAINING, "replicas: 2\n", Refused),
+    ("replicas: 2", "replicas: 2\n  devicesPerWorker: 1\n  benchmark: {collectives: {}}", Refused),
+    (DATASET, "{format: idx}", Refused),
+    (DATASET, "{format: idx, uri: 'http://a.org/b'}", Refused),
+    (DATASET, "{format: idx, uri: 's3://bucket/mnist', cache: 'file:///cache', classes: 47}", Taken),
+    (DATASET, "{format: idx, uri: 's3://bucket/mnist', cache: 's3://bucket/a'}", Refused),
+    (DATASET, "{format: cifar10, uri: 'file:///a', classes: 10}", Refused),
+    (DATASET, "{format: synthetic}", Refused),
+    (DATASET, "{format: synthetic, image: {channels: 3, height: 32, width: 32}}", Taken),
+    (DATASET, "{format: glyphs, image: {channels: 3, height: 32, width: 32}}", Refused),
+    (DATASET, "{format: tar, uri: 'file:///a', image: {channels: 4, height: 32, width: 32}}", Refused),
+    (DATASET, "{format: glyphs, ignoreIndex: 255}", Refused),
+    (DATASET, "{format: glyphs, mean: [0.5]}", Refused),
+    (DATASET, "{format: glyphs, mean: [0.5], std: [0.2]}", Taken),
+    (DATASET, "{format: glyphs, augment: {randomResizedCrop: {scale: [1, 0.5], ratio: [1, 1]}}}", Refused),
+    (DATASET, "{format: glyphs, augment: {randomResizedCrop: {scale: [0.5, 1], ratio: [2, 1]}}}", Refused),
     ("replicas: 2", "<<: {replicas: 3}", Taken),
     ("model: {name: lenet5}", "model: &model {name: lenet5}", Taken),
     ("spec:\n", "status: {phase: Running}\nspec:\n", Taken),
@@ -174,4 +234,26 @@ pub(crate) fn cases() -> impl Iterator<Item = (String, &'static str, Verdict)> {
         let manifest = if from.is_empty() { format!("{MANIFEST}{to}") } else { MANIFEST.replacen(from, to, 1) };
         (manifest, *to, *verdict)
     })
+}
+
+/// Changes of a job that the API server refuses, by the field of the spec.
+pub(crate) fn forbidden_changes() -> [(&'static str, serde_json::Value); 15] {
+    use serde_json::json;
+    [
+        ("devicesPerWorker", json!(2)),
+        ("elastic", json!({"minReplicas": 1, "maxReplicas": 4})),
+        ("managedBy", json!("kueue")),
+        ("benchmark", json!({"collectives": {}})),
+        ("model", json!({"name": "mlp"})),
+        ("dataset", json!({"format": "glyphs", "samples": 9})),
+        ("training", json!({"epochs": 6, "seed": 1})),
+        ("communication", json!({"backend": "tcp", "algorithm": "auto", "wire": "f32", "bucketBytes": "2Mi"})),
+        ("checkpoint", json!({"uri": "file:///other", "intervalSeconds": 60, "keepLast": 3})),
+        ("failurePolicy", json!({"backoffLimit": 4, "startupTimeoutSeconds": 600})),
+        ("schedulingPolicy", json!({"gang": "volcano"})),
+        ("activeDeadlineSeconds", json!(60)),
+        ("cleanPodPolicy", json!("All")),
+        ("ttlSecondsAfterFinished", json!(60)),
+        ("template", json!({"spec": {"containers": [{"name": "trainer", "image": "other"}]}})),
+    ]
 }

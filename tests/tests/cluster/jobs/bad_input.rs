@@ -12,7 +12,7 @@ use crate::pods::restricted;
 #[path = "../../../../operator/api/tests/verdicts/mod.rs"]
 mod verdicts;
 
-use verdicts::{Verdict, cases};
+use verdicts::{Verdict, cases, forbidden_changes};
 
 use super::{
     installed::any_cluster,
@@ -59,6 +59,94 @@ fn local_validation_agrees_with_the_api_server() {
         })
         .collect();
     assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
+#[test]
+fn the_api_server_refuses_changes_of_a_job_that_cannot_change() {
+    let test = "the_api_server_refuses_changes_of_a_job_that_cannot_change";
+    let Some((cluster, _turn)) = any_cluster(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "changes");
+    let mut manifest = glyphs("lenet", 1);
+    manifest["spec"]["suspend"] = json!(true);
+    client.apply_to(namespace.name(), &manifest.to_string()).expect("a job");
+    let patch = |change: &Value| {
+        let change = json!({"spec": change}).to_string();
+        let words = ["patch", "trainingjob", "lenet", "--type=merge", "--dry-run=server", "-p", &change];
+        client.kubectl(&[&["-n", namespace.name()][..], &words].concat())
+    };
+    let differ: Vec<String> = forbidden_changes()
+        .into_iter()
+        .filter_map(|(field, value)| {
+            let answer = patch(&json!({field: value})).map_err(|error| format!("{error:#}"));
+            let expected = format!("spec.{field}: cannot change");
+            let is_refused = answer.as_ref().is_err_and(|refused| refused.contains(&expected));
+            (!is_refused).then(|| format!("{field}: {answer:?}"))
+        })
+        .collect();
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    let refused = patch(&json!({"replicas": 3})).expect_err("the job is not elastic").to_string();
+    assert!(refused.contains("spec.replicas: can change only if spec.elastic gives the bounds"), "{refused}");
+    for allowed in [json!({"suspend": false}), json!({"template": {"spec": {"nodeSelector": {"pool": "a"}}}})] {
+        patch(&allowed).unwrap_or_else(|error| panic!("{allowed}: {error:#}"));
+    }
+}
+
+/// A job that waits for something that does not exist: the changes that break a good job, and words
+/// of its condition Running.
+const WAITING: [(&str, &str, &str, &[&str]); 4] = [
+    (
+        "no-secret",
+        "/spec/template/spec/containers/0/envFrom",
+        r#"[{"secretRef": {"name": "no-such-secret"}}]"#,
+        &["secret \"no-such-secret\" not found", "create what spec.template names"],
+    ),
+    (
+        "no-volume",
+        "/spec/template/spec/volumes/0/persistentVolumeClaim/claimName",
+        r#""no-such-claim""#,
+        &["persistentvolumeclaim \"no-such-claim\" not found"],
+    ),
+    (
+        "no-gang",
+        "/spec/schedulingPolicy",
+        r#"{"gang": "volcano"}"#,
+        &[
+            "spec.schedulingPolicy.gang: volcano: the cluster has no PodGroups of scheduling.volcano.sh",
+            "install Volcano",
+        ],
+    ),
+    (
+        "no-field",
+        "/spec/template/spec/affinity",
+        r#"{"nodeAffinity": {"requiredDuringScheduling": {}}}"#,
+        &["spec.template.spec.affinity.nodeAffinity.requiredDuringScheduling: unknown: no such field"],
+    ),
+];
+
+#[test]
+fn a_job_that_lacks_something_says_what_and_what_to_do() {
+    let test = "a_job_that_lacks_something_says_what_and_what_to_do";
+    let Some((cluster, _turn)) = any_cluster(test) else { return };
+    let client = cluster.client();
+    let (namespace, small) = (restricted(client, "lacks"), restricted(client, "quota"));
+    client.kubectl(&["-n", small.name(), "create", "quota", "small", "--hard=pods=1"]).expect("a quota");
+    let lacking = WAITING.map(|(name, path, value, words)| {
+        let mut manifest = glyphs(name, 1);
+        set(&mut manifest, path, serde_json::from_str(value).expect("JSON"));
+        (Job::apply(client, namespace.name(), name, &manifest.to_string()), words)
+    });
+    let crowded = Job::apply(client, small.name(), "crowded", &glyphs("crowded", 1).to_string());
+    let good = Job::apply(client, namespace.name(), "good", &glyphs("good", 1).to_string());
+    good.wait_for_phase("Complete");
+    let quota: &[&str] = &["exceeded quota: small", "requested: pods=1"];
+    for (job, words) in lacking.iter().map(|(job, words)| (job, *words)).chain([(&crowded, quota)]) {
+        job.wait("its reason", |status| {
+            let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+            let messages = conditions.iter().filter_map(|condition| condition["message"].as_str());
+            messages.into_iter().any(|message| words.iter().all(|word| message.contains(word)))
+        });
+    }
 }
 
 /// A job that cannot succeed: the changes that break a good job, the reason of its failure, and

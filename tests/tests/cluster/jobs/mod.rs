@@ -8,6 +8,7 @@ mod faults;
 mod history;
 mod installed;
 mod job;
+mod limits;
 mod main_path;
 mod metrics;
 mod outages;
