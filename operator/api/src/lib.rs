@@ -3,6 +3,7 @@
 //! no client and no runtime here.
 
 mod crd;
+mod excluded_node;
 mod group;
 mod job;
 pub mod label;
@@ -16,6 +17,7 @@ mod valid;
 mod worker_restarts;
 
 pub use crd::crds;
+pub use excluded_node::ExcludedNode;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{
     CleanPodPolicy, FailurePolicy, Gang, MANAGED_BY, SchedulingPolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec,

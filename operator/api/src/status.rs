@@ -4,13 +4,13 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_launch::{
-    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ScalingBaseline, ShortGrace,
-    Straggler, Unsaved, WholeRun,
+    BenchmarkReport, BestMark, CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ScalingBaseline,
+    ShortGrace, Straggler, Unsaved, WholeRun,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::WorkerRestarts;
+use crate::{ExcludedNode, WorkerRestarts};
 
 /// The state of the job as the operator sees it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -51,6 +51,14 @@ pub struct TrainingJobStatus {
     /// Workers that were lost and started again, by reason. A restart of all workers counts once.
     #[serde(default, skip_serializing_if = "WorkerRestarts::is_empty")]
     pub worker_restarts: WorkerRestarts,
+    /// The number of changes of the group since it first formed: workers joined, left or were lost.
+    #[serde(default)]
+    pub resizes: u32,
+    /// Nodes that were lost under pods of this job within the last hour. From the second loss on,
+    /// new pods avoid the node if another one has room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub excluded_nodes: Vec<ExcludedNode>,
     /// The number of failures that count against failurePolicy.backoffLimit.
     #[serde(default)]
     pub failures: u32,
@@ -81,6 +89,9 @@ pub struct TrainingJobStatus {
     /// The newest checkpoint from which the job can resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// The best checkpoint so far, if the job has checkpoint.best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_checkpoint: Option<BestMark>,
     /// The image of the trainer if spec.template names none: the operator's image when the job
     /// began. The job keeps it even if the operator's image changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,8 +102,9 @@ pub struct TrainingJobStatus {
     /// The newest failure. It stays after the job has recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
-    /// The conditions of the job: Running, Degraded (workers are missing), CheckpointsFailing,
-    /// Suspended, Complete, Failed, and Finished for either end.
+    /// The conditions of the job: Running, Resizing (the group is to have more or fewer workers),
+    /// Degraded (workers are missing), CheckpointsFailing, Suspended, Complete, Failed, and
+    /// Finished for either end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
@@ -137,6 +149,8 @@ impl fmt::Display for Phase {
 pub enum ConditionType {
     /// Enough workers have joined, and they are at work.
     Running,
+    /// The group does not have the number of workers that it is to have.
+    Resizing,
     /// Workers are missing. The others go on or wait for them.
     Degraded,
     /// The storage takes no checkpoints. The steps since the newest one are in memory only.
@@ -182,6 +196,12 @@ pub enum Reason {
     WorkerLost,
     /// All workers are there.
     AllWorkersJoined,
+    /// Workers join the group or leave it.
+    GroupChanges,
+    /// The group has as many workers as it is to have.
+    GroupComplete,
+    /// The job has no group.
+    NoGroup,
     /// The workers finish a step, save the state and go.
     Suspending,
     /// The storage did not take the newest checkpoint.
@@ -450,6 +470,7 @@ impl TrainingJobStatus {
             short_grace: progress.short_grace,
             unsaved: progress.unsaved,
             last_checkpoint: self.last_checkpoint.clone(),
+            best_checkpoint: self.best_checkpoint.clone(),
             estimated_remaining_seconds: progress.estimated_remaining_seconds.map(|seconds| seconds as f64),
             benchmark: self.benchmark.clone(),
             ..Progress::default()

@@ -65,7 +65,8 @@ pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
 pub use precision::{CONSTANT_ALONE, LossScale, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, Precision};
 pub use progress::{
-    CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, ScalingBaseline, Straggler, WholeRun,
+    BestMark, CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, ScalingBaseline, Straggler,
+    WholeRun,
 };
 pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
 pub use shards::SHARDS;

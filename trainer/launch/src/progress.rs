@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, ShortGrace, Unsaved, WireFormat};
+use crate::{BenchmarkReport, BestMetric, CommunicationAlgorithm, Encryption, ShortGrace, Unsaved, WireFormat};
 
 /// The progress of a job. It travels from the reporting worker through the coordinator into
 /// `status.progress`.
@@ -86,6 +86,9 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// The best checkpoint so far, if the job keeps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_checkpoint: Option<BestMark>,
     /// The newest checkpoint, if it is damaged and the group began with an older one. It stays
     /// until the group changes or a newer checkpoint is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,6 +182,23 @@ pub struct CheckpointMark {
     pub uri: String,
     /// Time at which it became whole, RFC 3339.
     pub time: String,
+}
+
+/// The best checkpoint of those that were saved after an evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct BestMark {
+    /// Optimiser steps that it holds.
+    pub step: u64,
+    /// Its URI.
+    pub uri: String,
+    /// Time at which it became whole, RFC 3339.
+    pub time: String,
+    /// The metric that decides, on the held-out samples: accuracy or loss.
+    pub metric: BestMetric,
+    /// The value of this metric: 0 to 1 for accuracy, in nats for loss.
+    pub value: f64,
 }
 
 /// A checkpoint that no run can resume from.

@@ -155,14 +155,19 @@ impl Storage {
         self.best_by
     }
 
-    /// Returns the evaluation of the best checkpoint of this job up to `step`. Storage that does
+    /// Returns the best checkpoint of this job up to `step`, with its evaluation. Storage that does
     /// not answer has none: the next evaluation then counts as the best so far.
-    pub(crate) fn best_until(&self, step: u64) -> Option<Evaluation> {
+    pub(crate) fn best_until(&self, step: u64) -> Option<(Evaluation, CheckpointMark)> {
         let listed = warned_of(&self.uri, || self.folder.list());
         let listed = listed.inspect_err(|error| warn!(%error, "the best checkpoint is not known")).ok()?;
-        let described = listed.into_iter().filter_map(|listed| listed.described.ok());
-        let ours = described.filter(|found| found.identity == self.identity && found.position.step <= step);
-        self.best_by?.best(ours.map(|found| (found.about.evaluation, found.about.evaluation))).flatten()
+        let described = listed.into_iter().filter_map(|listed| Some((listed.path, listed.described.ok()?)));
+        let ours = described.filter(|(_, found)| found.identity == self.identity && found.position.step <= step);
+        let marked = ours.map(|(path, found)| {
+            let mark = CheckpointMark { step: found.position.step, uri: uri_of(&path), time: found.time };
+            ((found.about.evaluation, mark), found.about.evaluation)
+        });
+        let (evaluation, mark) = self.best_by?.best(marked)?;
+        Some((evaluation?, mark))
     }
 
     /// Returns the storage as the job names it.

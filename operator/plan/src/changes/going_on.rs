@@ -10,6 +10,7 @@ use super::{
     cleanup::deletion,
     condition::{Explanation, enter, not_degraded, with_condition},
     event::JobEvent,
+    lost_nodes::avoided_nodes,
     replacement::restart_pause_ends,
     step::{Actions, Step},
     words::at_work,
@@ -158,7 +159,8 @@ pub(crate) fn create(situation: &Situation<'_>, status: &TrainingJobStatus, miss
         create = surroundings(job, seen.group.is_none(), seen.egress_denied);
     }
     let image = image_of_new_pods(situation, status);
-    create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &image, *role, status.attempt)))));
+    let avoided = avoided_nodes(status);
+    create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &image, *role, status.attempt, &avoided)))));
     Actions { create, ..Actions::default() }
 }
 

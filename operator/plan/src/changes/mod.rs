@@ -8,8 +8,10 @@ mod condition;
 mod event;
 mod going_on;
 mod limits;
+mod lost_nodes;
 mod replacement;
 mod reports;
+mod resizing;
 mod restart;
 mod saves;
 mod step;
@@ -60,6 +62,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, default_image: &DefaultImage, now: 
 
     let mut step =
         known.and(Actions::look_again_at(silence)).then(|status| answer(&situation, status, verdict, suspends));
+    step.status = lost_nodes::note_lost_node(&situation, step.status);
     if suspends {
         step = step.then_unless_finished(|status| suspend(&situation, status, pulse));
     } else {
@@ -79,6 +82,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, default_image: &DefaultImage, now: 
         step = step.then(|status| saves::tell_of_waiting_suspension(&situation, status));
     }
     step.then(|status| Step::from(saves::tell_of_saves(&situation, status)))
+        .then(|status| Step::from(resizing::tell_of_resizing(&situation, status)))
         .then(|status| Step::from(columns::count_and_show(&situation, status)))
         .into_plan(&seen.status, now)
 }

@@ -3,7 +3,9 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{JobProgress, LastChange, TrainingJobStatus};
-use lockstep_launch::{BenchmarkReport, CheckpointMark, DamagedCheckpoint, Progress, Straggler, Unsaved, WholeRun};
+use lockstep_launch::{
+    BenchmarkReport, BestMark, CheckpointMark, DamagedCheckpoint, GroupChange, Progress, Straggler, Unsaved, WholeRun,
+};
 
 use super::{
     event::JobEvent,
@@ -72,6 +74,8 @@ pub(crate) fn take_changes(situation: &Situation<'_>, mut status: TrainingJobSta
     let changes = situation.seen.group.iter().flat_map(|group| &group.changes);
     let mut new: Vec<_> = changes.filter(|change| Some(change.generation) > known).collect();
     new.sort_by_key(|change| change.generation);
+    let is_change = |change: &&&GroupChange| known.is_some() || change.generation > 1;
+    status.resizes = status.resizes.saturating_add(new.iter().filter(is_change).count() as u32);
     let mut events = Vec::new();
     for change in &new[new.len().saturating_sub(MAX_CHANGES)..] {
         // The user's image wrote the record, so nothing in it is bounded.
@@ -170,6 +174,10 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
     });
     if reported.last_checkpoint.is_some() {
         status.last_checkpoint.clone_from(&reported.last_checkpoint);
+    }
+    if let Some(best) = reported.best_checkpoint.as_ref().filter(|best| best.value.is_finite()) {
+        let (uri, time) = (clip(&best.uri), clip(&best.time));
+        status.best_checkpoint = Some(BestMark { uri, time, ..best.clone() });
     }
     status
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
 use k8s_openapi::{
     api::core::v1::{
         Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
-        ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile, SecretVolumeSource,
-        SecurityContext, Volume, VolumeMount,
+        NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec,
+        PreferredSchedulingTerm, Probe, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
     },
     apimachinery::pkg::{
         api::resource::Quantity,
@@ -56,11 +56,14 @@ const READINESS_FAILURES: i32 = 3;
 const START_SECONDS: i32 = 2;
 /// Seconds between two startup probes.
 const AWAITING_SECONDS: i32 = 1;
+/// Greatest weight of a preference.
+const MOST_PREFERRED: i32 = 100;
 /// Seconds that a startup probe waits, which is longer than the answer may take.
 const AWAITED_SECONDS: i32 = 600;
 
-/// Describes one pod of the given attempt. The trainer runs `image` if the template names none.
-pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: u32) -> Pod {
+/// Describes one pod of the given attempt. The trainer runs `image` if the template names none. The
+/// scheduler keeps the pod off the `avoided` nodes if another one has room.
+pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: u32, avoided: &[&str]) -> Pod {
     let template = job.template.clone();
     let given = template.metadata.unwrap_or_default();
     let mut labels = labels_of_pods(job);
@@ -102,6 +105,7 @@ pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: 
     // The operator decides about restarts, for all pods together.
     spec.restart_policy = Some("Never".to_owned());
     restrict(&mut spec);
+    avoid(&mut spec, avoided);
     let mut annotations = given.annotations.unwrap_or_default();
     let patience = job.failure_policy.pod_terminating_timeout_seconds;
     annotations.insert(label::TERMINATING_TIMEOUT.to_owned(), patience.to_string());
@@ -363,6 +367,23 @@ fn without_accelerators(trainer: &mut Container) {
     for list in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
         list.retain(|name: &String, _: &mut Quantity| !name.contains('/'));
     }
+}
+
+/// Makes the scheduler prefer all other nodes. A requirement takes one name.
+fn avoid(spec: &mut PodSpec, nodes: &[&str]) {
+    if nodes.is_empty() {
+        return;
+    }
+    let other_than = |node: &&str| NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "NotIn".to_owned(),
+        values: Some(vec![(*node).to_owned()]),
+    };
+    let match_fields = Some(nodes.iter().map(other_than).collect());
+    let preference = NodeSelectorTerm { match_expressions: None, match_fields };
+    let affinity = spec.affinity.get_or_insert_default().node_affinity.get_or_insert_default();
+    let preferred = affinity.preferred_during_scheduling_ignored_during_execution.get_or_insert_default();
+    preferred.push(PreferredSchedulingTerm { weight: MOST_PREFERRED, preference });
 }
 
 /// Fills in what the restricted Pod Security Standard asks for, unless the template says otherwise.

@@ -10,7 +10,7 @@ use std::{
 use lockstep_data::Batches;
 use lockstep_elastic::{Assignment, Membership};
 use lockstep_launch::{
-    CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ShortGrace, Straggler, Unsaved,
+    BestMark, CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ShortGrace, Straggler, Unsaved,
 };
 use tracing::{info, warn};
 
@@ -69,6 +69,8 @@ pub(crate) struct Start<'a> {
 pub(crate) struct SaveStatus {
     /// The newest checkpoint that this worker committed.
     pub newest: Option<CheckpointMark>,
+    /// The best checkpoint, if the job keeps one and this worker knows it.
+    pub best: Option<BestMark>,
     /// The step of the newest checkpoint that this worker knows: it committed or read it.
     pub saved_step: u64,
     /// The reason for which nothing was saved since that step, if the newest save failed.
@@ -175,6 +177,7 @@ impl<'a> Reporter<'a> {
             mean_iou: self.progress.mean_iou,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
+            best_checkpoint: self.progress.best_checkpoint.take(),
             damaged_checkpoint: self.progress.damaged_checkpoint.take(),
             short_grace: self.progress.short_grace,
             unsaved: self.progress.unsaved.take(),
@@ -243,7 +246,10 @@ impl<'a> Reporter<'a> {
     /// Takes over the state of the checkpoints. The next step reports at once if saves begin to
     /// fail, or to succeed again. A damaged checkpoint is forgotten once a newer one is whole.
     pub(crate) fn take_saves(&mut self, status: &SaveStatus) {
-        let SaveStatus { newest, saved_step, unsaved, short_grace } = status;
+        let SaveStatus { newest, best, saved_step, unsaved, short_grace } = status;
+        if self.progress.best_checkpoint != *best {
+            self.progress.best_checkpoint.clone_from(best);
+        }
         if self.progress.last_checkpoint != *newest {
             self.progress.last_checkpoint.clone_from(newest);
             self.progress.short_grace = *short_grace;

@@ -87,6 +87,8 @@ pub(crate) struct Saver<'a> {
     description: Option<String>,
     /// The evaluation of the best checkpoint, if this worker knows of one. `None` until it looked.
     best: Option<Option<Evaluation>>,
+    /// The best checkpoint that is stored, as far as this worker knows.
+    stored_best: Option<(Evaluation, CheckpointMark)>,
     /// The time that the newest evaluation took.
     evaluating: Duration,
     /// True once a short grace was logged.
@@ -177,6 +179,7 @@ impl<'a> Saver<'a> {
             short_grace: None,
             description: state.description(),
             best: None,
+            stored_best: None,
             evaluating: Duration::ZERO,
             has_warned: false,
         })
@@ -202,6 +205,7 @@ impl<'a> Saver<'a> {
     pub(crate) fn status(&self) -> SaveStatus {
         SaveStatus {
             newest: self.newest.clone(),
+            best: self.stored_best(),
             saved_step: self.saved_step,
             unsaved: self.unsaved.clone(),
             short_grace: self.short_grace,
@@ -463,7 +467,7 @@ impl<'a> Saver<'a> {
 
     fn announce(&mut self, committed: Committed, committing: Committing) {
         let Committed { saved, pruned } = committed;
-        let Committing { copied: Copied { at, stall, .. }, time } = committing;
+        let Committing { copied: Copied { at, stall, evaluation, .. }, time } = committing;
         let seconds = at.elapsed().as_secs_f64();
         self.metrics.checkpoint_save.observe(seconds);
         let stall_ms = stall.as_secs_f64() * 1e3;
@@ -475,5 +479,8 @@ impl<'a> Saver<'a> {
         (self.saved_step, self.unsaved) = (saved.step, None);
         // A commit that an older group began may end while another worker reports.
         self.newest = self.reports.then(|| self.storage.mark(&saved, time));
+        if let Some(mark) = self.newest.clone() {
+            self.note_stored(&mark, evaluation);
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The best checkpoint of a job, which is kept besides the newest ones.
 
+use lockstep_checkpoint::Metric;
+use lockstep_launch::{BestMark, BestMetric, CheckpointMark};
 use tracing::info;
 
 use super::Saver;
@@ -12,7 +14,31 @@ impl Saver<'_> {
         if !self.reports || self.storage.best_by().is_none() {
             return None;
         }
-        *self.best.get_or_insert_with(|| self.storage.best_until(step))
+        if self.best.is_none() {
+            self.stored_best = self.storage.best_until(step);
+            self.best = Some(self.stored_best.as_ref().map(|(evaluation, _)| *evaluation));
+        }
+        self.best.flatten()
+    }
+
+    /// Notes a checkpoint that became whole. Before this worker looked for the best one, it does
+    /// not know which is better.
+    pub(super) fn note_stored(&mut self, mark: &CheckpointMark, evaluation: Option<Evaluation>) {
+        let (Some(metric), Some(found), Some(_)) = (self.storage.best_by(), evaluation, self.best) else { return };
+        if self.stored_best.as_ref().is_none_or(|(best, _)| metric.prefers(found, *best)) {
+            self.stored_best = Some((found, mark.clone()));
+        }
+    }
+
+    /// Returns the best checkpoint that is stored, for reports.
+    pub(super) fn stored_best(&self) -> Option<BestMark> {
+        let ((evaluation, mark), metric) = self.stored_best.as_ref().zip(self.storage.best_by())?;
+        let (metric, value) = match metric {
+            Metric::Accuracy => (BestMetric::Accuracy, evaluation.accuracy),
+            Metric::Loss => (BestMetric::Loss, evaluation.loss),
+        };
+        let CheckpointMark { step, uri, time } = mark.clone();
+        Some(BestMark { step, uri, time, metric, value })
     }
 
     /// Saves the state after the newest step, which an evaluation found better than all before. An
