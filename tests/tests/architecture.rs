@@ -3,12 +3,13 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// `user ──► used`, the complete list.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("lockstep-launch", &[]),
-    ("lockstep-api", &["lockstep-launch"]),
-    ("lockstep-plan", &["lockstep-api", "lockstep-launch"]),
+    ("lockstep-lifecycle", &["lockstep-launch"]),
+    ("lockstep-api", &["lockstep-launch", "lockstep-lifecycle"]),
+    ("lockstep-plan", &["lockstep-api", "lockstep-launch", "lockstep-lifecycle"]),
     ("lockstep-controller", &["lockstep-api", "lockstep-launch", "lockstep-metrics", "lockstep-plan"]),
-    ("lockstep-cli", &["lockstep-api", "lockstep-launch", "lockstep-metrics", "lockstep-plan"]),
+    ("lockstep-cli", &["lockstep-api", "lockstep-launch", "lockstep-lifecycle", "lockstep-metrics", "lockstep-plan"]),
     ("lockstep-metrics", &["lockstep-launch"]),
     ("lockstep-data", &[]),
     ("lockstep-nn", &[]),
@@ -32,7 +33,8 @@ const ARROWS: [(&str, &[&str]); 13] = [
 ];
 
 /// Crates that a part of the product must never link, directly or through others.
-const ABSENCES: [(&str, &[&str]); 9] = [
+const ABSENCES: [(&str, &[&str]); 10] = [
+    ("lockstep-lifecycle", &["tokio", "kube-client", "kube-core", "k8s-openapi"]),
     ("lockstep-api", &["tokio", "kube-client"]),
     ("lockstep-plan", &["tokio", "kube-client"]),
     ("lockstep-controller", &["lockstep-nn", "lockstep-collective", "lockstep-elastic"]),

@@ -120,11 +120,12 @@ pub struct TrainingJobSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailurePolicy {
     /// Failures of workers before the job fails. Several within ten seconds count as one. Evictions
-    /// and lost nodes do not count. Default: 3.
+    /// and lost nodes do not count. Ten minutes of training without a loss, beyond the furthest
+    /// step before, set the count back to 0. Default: 3.
     #[schemars(range(min = 0, max = 1000))]
     pub backoff_limit: u32,
     /// Seconds that training may wait for workers, from the creation of their pods or from the loss
-    /// of a worker. `lockstep run` counts them to the first step only. Default: 600.
+    /// of a worker. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
     /// Seconds that a node has to end a pod after its deletion was asked for. Then the pod is

@@ -27,4 +27,4 @@ pub use status::{
     TrainerImage, TrainingJobStatus,
 };
 pub use valid::ValidJob;
-pub use worker_restarts::{LossKind, WorkerRestarts};
+pub use worker_restarts::WorkerRestarts;

@@ -380,6 +380,9 @@ pub struct LastFailure {
     /// The last lines of its log, if it left no words of its own. The pod itself may be gone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub log: String,
+    /// The furthest step that was reported before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     /// The time when the operator saw the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, SHARDS, Task, Training, Workload};
+use lockstep_lifecycle::Limits;
 use serde_json::Value;
 
 use crate::{
@@ -58,6 +59,16 @@ fn is_annotated(annotations: Option<&BTreeMap<String, String>>, key: &str) -> bo
 }
 
 impl ValidJob {
+    /// The limits at which it fails.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        Limits {
+            backoff_limit: self.failure_policy.backoff_limit,
+            active_deadline_seconds: self.active_deadline_seconds,
+            startup_timeout_seconds: self.failure_policy.startup_timeout_seconds,
+        }
+    }
+
     /// Checks an object of the cluster.
     ///
     /// # Errors

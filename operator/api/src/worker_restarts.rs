@@ -1,5 +1,6 @@
 //! The workers that a job has lost, counted by reason.
 
+use lockstep_lifecycle::LossKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,23 +22,6 @@ pub struct WorkerRestarts {
     pub hung: u32,
 }
 
-/// A reason for which a worker was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LossKind {
-    /// A failure of the worker itself.
-    Crash,
-    /// Memory ran out.
-    Oom,
-    /// Its room was given to others.
-    Preempted,
-    /// It was drained, evicted or deleted.
-    Evicted,
-    /// Its node was lost.
-    NodeLost,
-    /// It stood still.
-    Hung,
-}
-
 impl WorkerRestarts {
     /// Counts a lost worker.
     pub fn add(&mut self, kind: LossKind) {
@@ -57,12 +41,12 @@ impl WorkerRestarts {
     pub const fn by_reason(&self) -> [(&'static str, u32); 6] {
         let Self { crash, oom, preempted, evicted, node_lost, hung } = *self;
         [
-            ("crash", crash),
-            ("oom", oom),
-            ("preempted", preempted),
-            ("evicted", evicted),
-            ("node_lost", node_lost),
-            ("hung", hung),
+            (LossKind::Crash.name(), crash),
+            (LossKind::Oom.name(), oom),
+            (LossKind::Preempted.name(), preempted),
+            (LossKind::Evicted.name(), evicted),
+            (LossKind::NodeLost.name(), node_lost),
+            (LossKind::Hung.name(), hung),
         ]
     }
 

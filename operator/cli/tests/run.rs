@@ -151,7 +151,10 @@ fn a_worker_that_fails_too_often_fails_the_job() {
     let progress = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{progress}");
     assert!(progress.contains("worker 0 crashed with exit code 101; a new one takes its place"), "{progress}");
-    assert!(progress.contains("error: worker 0 cannot go on for now, after 1 of 1 restarts"), "{progress}");
+    assert!(
+        progress.contains("error: failure 2, backoffLimit is 1; the last: worker 0 cannot go on for now"),
+        "{progress}"
+    );
     assert!(progress.contains("logs/worker-0.log"), "{progress}");
 }
 
@@ -342,4 +345,15 @@ fn a_missing_trainer_is_named() {
     assert_eq!(output.status.code(), Some(2));
     let progress = text(&output.stderr);
     assert!(progress.contains("--trainer absent/trainer: no such file"), "{progress}");
+}
+
+#[test]
+fn a_run_that_takes_longer_than_its_deadline_fails_and_keeps_its_state() {
+    let fates = "worker-0@0=endless,worker-1@0=endless";
+    let mut run = run(fates, &["--set", "spec.activeDeadlineSeconds=2"]);
+    let output = run.output();
+    let progress = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{progress}");
+    let error = "error: not complete 2 s after its start, activeDeadlineSeconds\n  the checkpoint of step 20 is kept";
+    assert!(progress.contains(error), "{progress}");
 }

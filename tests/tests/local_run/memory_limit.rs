@@ -80,7 +80,7 @@ fn workers_killed_for_memory_before_their_first_step_count_as_failures_and_memor
     let _alone = alone();
     // Weights, gradients and optimiser alone would fit.
     let Some(said) = said("workers that are out of memory", "[9000]", "1", 88_000_000) else { return };
-    for word in ["for want of memory", "weights 29 MB", "after 2 of 2 restarts", "backoffLimit"] {
+    for word in ["for want of memory", "weights 29 MB", "failure 3, backoffLimit is 2"] {
         assert!(said.contains(word), "{word}: {said}");
     }
 }

@@ -22,6 +22,7 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::{ValidJob, manifest::set as set_field};
 use lockstep_launch::{CheckpointMark, Ending, ObjectUri, Progress, Replay, Task, Unsaved, Workload, names};
+use lockstep_lifecycle::JobFailure;
 use serde_json::Value;
 
 use self::{
@@ -29,7 +30,7 @@ use self::{
     environment::Start,
     folder::{RunFolder, encrypts},
     keeper::Keeper,
-    restart::{GiveUp, ProcessRole},
+    restart::ProcessRole,
     signals::Signals,
     supervise::{FailedProcess, Finish},
     trainer::ControlPort,
@@ -227,8 +228,8 @@ impl LocalRun {
                 eprint_line(&self.stop_message(reports));
                 Outcome::Interrupted(*signal)
             }
-            Finish::NotUp(absent) => {
-                eprint_line(&format!("error: {}", self.absence_message(absent)));
+            Finish::OutOfTime(failure, absent) => {
+                eprint_line(&format!("error: {}", self.lateness_message(reports, *failure, absent)));
                 Outcome::Failed
             }
             Finish::Failed(failed) => {
@@ -288,20 +289,18 @@ impl LocalRun {
             None => format!("{role} {end}"),
         };
         let log = self.folder.log(*role);
-        let kept = self.kept(reports).filter(|_| *why != GiveUp::Fatal);
+        let kept = self.kept(reports).filter(|_| *why != JobFailure::InvalidInput);
         let kept = kept.map(|kept| format!("\n  {kept}")).unwrap_or_default();
-        format!("{cause}{why}\n  log: {}{kept}", log.display())
+        format!("{}\n  log: {}{kept}", why.message(&cause), log.display())
     }
 
-    fn absence_message(&self, absent: &[ProcessRole]) -> String {
+    fn lateness_message(&self, reports: &CoordinatorReports, failure: JobFailure, absent: &[ProcessRole]) -> String {
         let logs: Vec<_> =
             absent.iter().map(|role| format!("\n  {role}: {}", self.folder.log(*role).display())).collect();
-        format!(
-            "no step within {} s (spec.failurePolicy.startupTimeoutSeconds): {} did not come up; see{}",
-            self.job.failure_policy.startup_timeout_seconds,
-            absent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-            logs.concat()
-        )
+        let names: Vec<_> = absent.iter().map(ToString::to_string).collect();
+        let detail = format!("{} did not come up; see{}", names.join(", "), logs.concat());
+        let kept = self.kept(reports).map(|kept| format!("\n  {kept}")).unwrap_or_default();
+        format!("{}{kept}", failure.message(&detail))
     }
 
     /// Returns the reason that a process left for its end, if any.

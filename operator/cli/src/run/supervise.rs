@@ -3,12 +3,19 @@
 
 mod stop;
 
-use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use anyhow::Context;
+use jiff::{SignedDuration, Timestamp};
 use lockstep_launch::{
     Address, Exit, GroupChange, Job, Launch, Ports, Progress, Reached, RecordStore, Task, Unsaved, out_of_memory_kills,
 };
+use lockstep_lifecycle::{Attendance, JobFailure};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -18,7 +25,7 @@ use super::{
     children::{Children, CoordinatorLine, Process, ProcessEvent},
     folder::encrypts,
     keeper::Keeper,
-    restart::{Decision, GiveUp, Holders, ProcessEnd, ProcessRole, Restarts, Wanted},
+    restart::{Decision, Holders, ProcessEnd, ProcessRole, Restarts, Wanted},
     signals::Signals,
 };
 use crate::display::Display;
@@ -44,15 +51,15 @@ pub(crate) enum Finish {
     Failed(FailedProcess),
     /// A signal arrived at this process.
     Interrupted(u8),
-    /// These processes did not come up in time.
-    NotUp(Vec<ProcessRole>),
+    /// Its time was over. If training had to begin by then, these processes did not come up.
+    OutOfTime(JobFailure, Vec<ProcessRole>),
 }
 
 /// The process that made a job fail.
 pub(crate) struct FailedProcess {
     pub(crate) role: ProcessRole,
     pub(crate) end: ProcessEnd,
-    pub(crate) why: GiveUp,
+    pub(crate) why: JobFailure,
     /// The message that it left behind.
     pub(crate) message: Option<String>,
 }
@@ -64,6 +71,12 @@ struct Supervised<'a> {
     /// Number of workers that the job shall have. They are the ones with the lowest numbers.
     workers: u32,
     restarts: Restarts,
+    /// The start of each process that was started last under its name.
+    started: BTreeMap<ProcessRole, Instant>,
+    /// The time since when the job does not train, with the newest generation of that time.
+    stopped: Option<(Timestamp, u64)>,
+    /// The newest generation that did a step.
+    generation: u64,
     /// Number of out-of-memory kills by the kernel before the run, and of those that explain an end
     /// since; `None` if the kernel does not count them.
     memory_kills: Option<u64>,
@@ -78,8 +91,6 @@ struct Supervised<'a> {
     members: BTreeSet<String>,
     /// Members that have ended since the group changed.
     gone: BTreeSet<String>,
-    /// The furthest reported step.
-    step: Option<u64>,
     /// The furthest announced step of the newest generation.
     reached: Reached,
     /// True once the processes were asked to stop.
@@ -108,7 +119,10 @@ impl LocalRun {
             run: self,
             children: Children::start(&self.trainer, processes)?,
             workers,
-            restarts: Restarts::default(),
+            restarts: Restarts::within(self.job.limits()),
+            started: BTreeMap::new(),
+            stopped: Some((Timestamp::now(), 0)),
+            generation: 0,
             memory_kills: out_of_memory_kills(),
             chaos_victims: Vec::new(),
             leaving: Vec::new(),
@@ -116,15 +130,15 @@ impl LocalRun {
             joined: BTreeSet::new(),
             members: BTreeSet::new(),
             gone: BTreeSet::new(),
-            step: None,
             reached,
             drains: false,
             shown: None,
             finish: None,
         };
-        let startup = Instant::now() + Duration::from_secs(self.job.failure_policy.startup_timeout_seconds.into());
         let mut look = Instant::now() + LOOK;
         let begun = Instant::now();
+        let began = Timestamp::now();
+        job.started = job.children.running().into_iter().map(|role| (role, begun)).collect();
         let mut kills = self.chaos.clone().into_iter().flatten().peekable();
         loop {
             let kill = kills.peek().copied();
@@ -151,10 +165,6 @@ impl LocalRun {
                     job.drain(true, signals, reports, display).await?;
                     return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
                 }
-                () = sleep_until(startup), if job.step.is_none() && job.finish.is_none() => {
-                    job.end_all(Duration::ZERO, reports, display).await?;
-                    return Ok(Finish::NotUp(job.absent()));
-                }
                 () = sleep_until(job.finish.unwrap_or(look)), if job.finish.is_some() => {
                     job.end_all(Duration::ZERO, reports, display).await?;
                     return Ok(Finish::Complete);
@@ -167,6 +177,9 @@ impl LocalRun {
                     look = Instant::now() + LOOK;
                     keeper.tick(reports.progress.as_ref(), look.into_std(), display);
                     job.resize(display)?;
+                    if let Some(failure) = job.out_of_time(began, Timestamp::now()) {
+                        return job.give_up(failure, signals, reports, display).await;
+                    }
                 }
             }
             if job.children.is_empty() && job.pending.is_empty() {
@@ -223,7 +236,11 @@ impl Supervised<'_> {
     fn take_line(&mut self, line: CoordinatorLine, reports: &mut CoordinatorReports, display: &Display) {
         match line {
             CoordinatorLine::Listening(address) => tracing::debug!(address, "the coordinator listens"),
-            CoordinatorLine::Joined(member) => drop(self.joined.insert(member)),
+            CoordinatorLine::Joined(member) => {
+                let is_it = |worker: &u32| self.run.member(ProcessRole::Worker(*worker)) == member;
+                (0..self.workers).filter(is_it).for_each(|worker| self.restarts.joined(worker));
+                self.joined.insert(member);
+            }
             CoordinatorLine::Members(members) => {
                 self.members = members.into_iter().filter(|member| !self.gone.contains(member)).collect();
             }
@@ -237,11 +254,10 @@ impl Supervised<'_> {
                 Err(error) => display.note(&format!("{error:#}")),
             },
             CoordinatorLine::Progress(progress) => {
-                // Repeated steps are no progress.
-                if self.step.is_some_and(|furthest| furthest < progress.step) {
-                    self.restarts.progressed();
-                }
-                self.step = self.step.max(Some(progress.step));
+                self.restarts.reported(progress.step, Timestamp::now());
+                self.generation = self.generation.max(progress.generation);
+                // A group that lost too many workers trains again in another generation.
+                self.stopped = self.stopped.filter(|(_, generation)| progress.generation <= *generation);
                 self.reached.reported(&progress);
                 display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
                 let before = reports.progress.take();
@@ -273,9 +289,6 @@ impl Supervised<'_> {
     /// Shows a change of the group, and keeps it.
     fn changed(&mut self, mut change: GroupChange, reports: &CoordinatorReports, display: &Display) {
         self.reached.changed(&mut change);
-        if !change.joined.is_empty() {
-            self.restarts.joined();
-        }
         // The first membership is no change.
         if change.generation > 1 && reports.progress.is_some() {
             display.note(&change.to_string());
@@ -307,37 +320,38 @@ impl Supervised<'_> {
         let leaves = matches!(role, ProcessRole::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
         let killed_by_chaos = self.chaos_victims.contains(&role) && end == ProcessEnd::Signal(Signal::KILL.as_raw());
-        let end = if killed_by_chaos { end } else { self.explained(end) };
+        let end = if killed_by_chaos { ProcessEnd::Chaos } else { self.explained(end) };
         self.chaos_victims.retain(|victim| *victim != role);
         self.leaving.retain(|(_, leaving)| *leaving != role);
         let belonged = self.members.take(&self.run.member(role));
-        if killed_by_chaos && wanted == Wanted::Yes {
-            self.gone.extend(belonged);
-            self.pending.push((Instant::now(), role));
-            return None;
+        self.joined.remove(&self.run.member(role));
+        let now = Timestamp::now();
+        if wanted == Wanted::Yes && self.running_workers() < self.least_workers() {
+            self.stopped.get_or_insert((now, self.generation));
         }
-        let limit = self.run.job.failure_policy.backoff_limit;
+        let lived = self.started.get(&role).map_or(Duration::ZERO, Instant::elapsed);
+        let lived = SignedDuration::try_from(lived).unwrap_or(SignedDuration::MAX);
         let holders = match (self.is_held(), &belonged) {
             (true, Some(_)) => Holders::Others,
             (true, None) => Holders::OthersNotJoined,
             (false, _) => Holders::Nobody,
         };
         self.gone.extend(belonged);
-        match self.restarts.next(role, end, wanted, holders, limit) {
+        match self.restarts.next(role, end, wanted, holders, lived, now) {
             Decision::Nothing => {
                 if leaves {
                     display.note(&format!("{role} left"));
                 }
                 None
             }
-            Decision::Restart { delay } => {
+            Decision::Restart { pause } => {
                 // A killed process leaves no reason, but the reason of one before it may still be
                 // there.
                 let leaves_reason = match end {
                     ProcessEnd::Exit(Exit::Retry | Exit::Fatal) | ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory => {
                         true
                     }
-                    ProcessEnd::Exit(Exit::Done | Exit::Drained) | ProcessEnd::Signal(_) => false,
+                    ProcessEnd::Exit(Exit::Done | Exit::Drained) | ProcessEnd::Signal(_) | ProcessEnd::Chaos => false,
                 };
                 let reason = self.run.message(role).filter(|_| leaves_reason);
                 match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
@@ -345,16 +359,18 @@ impl Supervised<'_> {
                         display.note(&format!("{role} {end}: {reason}; a new one takes its place"));
                         self.shown = Some(reason);
                     }
+                    // It was said that chaos kills it.
+                    None if end == ProcessEnd::Chaos => {}
                     None => display.note(&format!("{role} {end}; a new one takes its place")),
                 }
-                self.pending.push((Instant::now() + delay, role));
+                self.pending.push((Instant::now() + pause.unsigned_abs(), role));
                 None
             }
             Decision::Fail(why) => Some(self.failed(role, end, why)),
         }
     }
 
-    fn failed(&self, role: ProcessRole, end: ProcessEnd, why: GiveUp) -> FailedProcess {
+    fn failed(&self, role: ProcessRole, end: ProcessEnd, why: JobFailure) -> FailedProcess {
         // A message that was left beforehand speaks of memory, and does not explain a signal.
         let message = self.run.message(role).filter(|_| !matches!(end, ProcessEnd::Signal(_)));
         FailedProcess { role, end, why, message }
@@ -390,6 +406,7 @@ impl Supervised<'_> {
         let (due, later) = std::mem::take(&mut self.pending).into_iter().partition(|(time, _)| *time <= now);
         self.pending = later;
         for (_, role) in due {
+            self.started.insert(role, now);
             let process = self.run.process(role, self.workers);
             if let Err(error) = process.and_then(|process| self.children.add(&self.run.trainer, process)) {
                 let reason = format!("{error:#}");
@@ -444,6 +461,28 @@ impl Supervised<'_> {
                 self.children.signal(role, Signal::KILL);
             }
         }
+    }
+
+    /// Returns the failure of a job whose time is over.
+    fn out_of_time(&self, began: Timestamp, now: Timestamp) -> Option<JobFailure> {
+        let limits = self.run.job.limits();
+        let stopped = self.stopped.map(|(stopped, _)| stopped);
+        let waited = stopped.filter(|stopped| limits.patience_ends(began, *stopped) <= now);
+        limits.at_deadline(began, now).or_else(|| waited.map(|_| limits.out_of_patience(self.attendance())))
+    }
+
+    fn attendance(&self) -> Attendance {
+        let has_joined = |worker: &u32| self.joined.contains(&self.run.member(ProcessRole::Worker(*worker)));
+        let joined = (0..self.workers).filter(has_joined).count() as u32;
+        Attendance { joined, all: self.workers, least: self.least_workers() }
+    }
+
+    fn running_workers(&self) -> u32 {
+        self.children.running().iter().filter(|role| matches!(role, ProcessRole::Worker(_))).count() as u32
+    }
+
+    fn least_workers(&self) -> u32 {
+        self.run.job.elastic.min_replicas.min(self.workers)
     }
 
     /// Returns the workers that have not joined, or all processes if it is not known which have.

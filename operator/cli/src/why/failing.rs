@@ -119,7 +119,7 @@ pub(super) fn failed(facts: &Facts) -> Finding {
 
 /// Describes a failure: who, where, how, and in whose words.
 fn evidence(facts: &Facts, failure: &LastFailure) -> Vec<String> {
-    let LastFailure { pod, node, exit_code, reason, message, log, time } = failure;
+    let LastFailure { pod, node, exit_code, reason, message, log, step: _, time } = failure;
     let pod = pod.as_deref().unwrap_or("A pod");
     let node = node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
     let when = time.as_ref().map(|time| format!(", {} ago", ago(time.0, facts.now))).unwrap_or_default();

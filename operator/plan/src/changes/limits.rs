@@ -1,7 +1,7 @@
 //! The limits of a job: how often it may fail, and how long it may take.
 
-use jiff::SignedDuration;
 use lockstep_api::{ConditionType, Reason, TrainingJobStatus};
+use lockstep_lifecycle::JobFailure;
 
 use super::{
     condition::{Explanation, fail},
@@ -15,13 +15,9 @@ use crate::{
 
 /// Fails the job once it has failed more often than it may.
 pub(crate) fn give_up_after_failures(situation: &Situation<'_>, status: TrainingJobStatus) -> Step {
-    let (failures, limit) = (status.failures, situation.job.failure_policy.backoff_limit);
-    if failures <= limit {
-        return status.into();
-    }
+    let Some(failure) = situation.job.limits().after(status.failures) else { return status.into() };
     let last = status.last_failure.as_ref().map(describe).unwrap_or_default();
-    let message = format!("failure {failures}, backoffLimit is {limit}; the last: {last}");
-    fail(status, &Explanation::new(Reason::BackoffLimitExceeded, message), situation.now)
+    fail(status, &why(failure, &last), situation.now)
 }
 
 /// Fails the job when its time is over. Until then it looks again in time.
@@ -31,19 +27,13 @@ pub(crate) fn give_up_in_time(situation: &Situation<'_>, status: TrainingJobStat
 
 /// Keeps `activeDeadlineSeconds`.
 fn meet_deadline(situation: &Situation<'_>, status: TrainingJobStatus) -> Step {
-    let Some((seconds, start)) = situation.job.active_deadline_seconds.zip(status.start_time.as_ref()) else {
-        return status.into();
-    };
-    let end = start.0 + SignedDuration::from_secs(seconds.into());
-    if end > situation.now {
-        return Step::from(status).and(Actions::look_again_at(end));
+    let (limits, start) = (situation.job.limits(), status.start_time.as_ref().map(|start| start.0));
+    match start.and_then(|start| limits.at_deadline(start, situation.now)) {
+        None => Step::from(status).and(Actions::look_again_at(start.and_then(|start| limits.deadline(start)))),
+        // If the training is done, only the last pods have not ended yet.
+        Some(_) if is_done(&situation.present) => status.into(),
+        Some(failure) => fail(status, &why(failure, ""), situation.now),
     }
-    // If the training is done, only the last pods have not ended yet.
-    if is_done(&situation.present) {
-        return status.into();
-    }
-    let message = format!("not complete {seconds} s after its start, activeDeadlineSeconds");
-    fail(status, &Explanation::new(Reason::DeadlineExceeded, message), situation.now)
 }
 
 /// Keeps `failurePolicy.startupTimeoutSeconds`, from the request for pods or the end of training.
@@ -54,17 +44,25 @@ fn await_workers(situation: &Situation<'_>, status: TrainingJobStatus) -> Step {
     if is_done(&situation.present) {
         return status.into();
     }
-    let seconds = situation.job.failure_policy.startup_timeout_seconds;
-    let end = asked.0.max(stopped.last_transition_time.0) + SignedDuration::from_secs(seconds.into());
+    let limits = situation.job.limits();
+    let end = limits.patience_ends(asked.0, stopped.last_transition_time.0);
     if end > situation.now {
         return Step::from(status).and(Actions::look_again_at(end));
     }
-    let message = format!(
-        "{} within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",
-        attendance(situation),
-        laggard(situation, &status)
-    );
-    fail(status, &Explanation::new(Reason::StartupTimeout, message), situation.now)
+    let failure = limits.out_of_patience(attendance(situation));
+    let why = why(failure, &laggard(situation, &status));
+    fail(status, &why, situation.now)
+}
+
+/// The reason and the words of a failure.
+pub(crate) fn why(failure: JobFailure, detail: &str) -> Explanation {
+    let reason = match failure {
+        JobFailure::InvalidInput => Reason::InvalidInput,
+        JobFailure::BackoffLimitExceeded { .. } => Reason::BackoffLimitExceeded,
+        JobFailure::StartupTimeout { .. } => Reason::StartupTimeout,
+        JobFailure::DeadlineExceeded { .. } => Reason::DeadlineExceeded,
+    };
+    Explanation::new(reason, failure.message(detail))
 }
 
 /// The first worker that has not joined, and why.

@@ -22,14 +22,15 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{Phase, Reason, TrainingJobStatus, ValidJob};
 use lockstep_launch::InvalidField;
+use lockstep_lifecycle::JobFailure;
 
 pub use event::JobEvent;
 
 use cleanup::{after_the_end, clean_up, watch_terminating};
 use condition::{Explanation, fail};
 use going_on::go_on;
-use limits::{give_up_after_failures, give_up_in_time};
-use replacement::{note_losses, welcome};
+use limits::{give_up_after_failures, give_up_in_time, why};
+use replacement::{forgive, note_losses, welcome, with_failure};
 use restart::{begin_with_another_image, begin_with_another_record, delete_all, restart_all};
 use step::{Actions, Step};
 use suspension::{resume, suspend};
@@ -128,18 +129,18 @@ fn take_facts(situation: &Situation<'_>, mut status: TrainingJobStatus) -> Step 
     let mut step = reports::take_progress(situation, status, at_once);
     step.status.trainer = image_begun_with(situation, &step.status);
     step.then(|status| reports::take_changes(situation, status))
+        .then(|status| Step::from(forgive(status, situation.now)))
 }
 
 /// Answers the verdict on the pods. A job that suspends ends if its training has ended; its losses
 /// are not replaced.
-fn answer(situation: &Situation<'_>, mut status: TrainingJobStatus, verdict: Verdict, suspends: bool) -> Step {
+fn answer(situation: &Situation<'_>, status: TrainingJobStatus, verdict: Verdict, suspends: bool) -> Step {
     let now = situation.now;
     match verdict {
         Verdict::Done(ending) => completion::complete_job(situation, status, *ending),
         Verdict::Refused(failure) => {
-            let why = Explanation::new(Reason::InvalidInput, describe(&failure));
-            status.last_failure = Some(failure);
-            fail(status, &why, now)
+            let why = why(JobFailure::InvalidInput, &describe(&failure));
+            fail(with_failure(status, failure), &why, now)
         }
         Verdict::GoesOn(_) | Verdict::AllGone(_) if suspends => status.into(),
         Verdict::GoesOn(_) if lacks_record(situation, &status) => begin_with_another_record(situation, status),

@@ -3,17 +3,18 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{LastFailure, Phase, Reason, TrainingJobStatus, ValidJob};
+use lockstep_lifecycle::{Fault, WorkerEnd};
 
 use super::{
     cleanup::deletion,
     condition::{Explanation, enter},
     event::JobEvent,
-    replacement::is_another_failure,
+    replacement::{failures_of, with_failure},
     step::{Actions, Step},
 };
 use crate::{
     PodRole,
-    judgement::{LossCause, Situation, describe, kind_of_loss, outdated_pods},
+    judgement::{Situation, describe, outdated_pods},
     pod_name,
 };
 
@@ -22,19 +23,20 @@ use crate::{
 pub(crate) fn restart_all(
     situation: &Situation<'_>,
     mut status: TrainingJobStatus,
-    last: Option<(LossCause, LastFailure)>,
+    last: Option<(WorkerEnd, LastFailure)>,
 ) -> Step {
     let mut failed = status.replacing.iter().any(|entry| entry.failed);
     let mut event = None;
-    if let Some((cause, failure)) = last {
-        failed = cause == LossCause::Job;
-        status.failures += u32::from(failed && is_another_failure(&status, situation.now));
+    if let Some((end, failure)) = last {
+        let mut failures = failures_of(&status);
+        failed = failures.lost_all(&end, situation.now) == Fault::Job;
+        status.failures = failures.count;
         event = Some(JobEvent::worker_lost(&failure));
-        status.worker_restarts.add(kind_of_loss(failure.reason.as_deref()));
-        status.last_failure = Some(failure);
+        status.worker_restarts.add(end.kind());
+        status = with_failure(status, failure);
     }
     let step = event.into_iter().fold(Step::from(status), Step::event);
-    if step.status.failures > situation.job.failure_policy.backoff_limit {
+    if situation.job.limits().after(step.status.failures).is_some() {
         return step;
     }
     let reason = if failed { Reason::WorkerFailed } else { Reason::WorkerLost };
@@ -42,15 +44,15 @@ pub(crate) fn restart_all(
 }
 
 /// Starts all again after the record is gone that the workers know of.
-pub(crate) fn begin_with_another_record(situation: &Situation<'_>, mut status: TrainingJobStatus) -> Step {
-    status.last_failure = Some(LastFailure {
+pub(crate) fn begin_with_another_record(situation: &Situation<'_>, status: TrainingJobStatus) -> Step {
+    let failure = LastFailure {
         pod: Some(pod_name(situation.job, PodRole::Coordinator)),
         reason: Some("RecordDeleted".to_owned()),
         message: "the job's TrainingGroup is gone: leave it to Lockstep".to_owned(),
         time: Some(Time(situation.now)),
         ..LastFailure::default()
-    });
-    restart(situation.job, status, Reason::WorkerLost, situation.now)
+    };
+    restart(situation.job, with_failure(status, failure), Reason::WorkerLost, situation.now)
 }
 
 /// Starts a job again that has not begun, if its pods cannot start and the operator's image has

@@ -1,6 +1,7 @@
 //! Attendance: how many of the workers that a job needs have joined.
 
 use lockstep_api::ValidJob;
+use lockstep_lifecycle::Attendance;
 
 use super::{pod_end::is_alive, situation::Situation};
 
@@ -14,12 +15,8 @@ pub(crate) fn least_workers(job: &ValidJob) -> u32 {
     job.elastic.min_replicas.min(job.replicas.get())
 }
 
-/// The attendance in words.
-pub(crate) fn attendance(situation: &Situation<'_>) -> String {
-    let (all, least, joined) = (situation.job.replicas.get(), least_workers(situation.job), joined(situation));
-    if least < all {
-        format!("{joined} of at least {least} workers, spec.elastic.minReplicas, have joined")
-    } else {
-        format!("{joined} of {all} workers have joined")
-    }
+/// The attendance.
+pub(crate) fn attendance(situation: &Situation<'_>) -> Attendance {
+    let job = situation.job;
+    Attendance { joined: joined(situation), all: job.replicas.get(), least: least_workers(job) }
 }

@@ -2,10 +2,10 @@
 
 use jiff::Timestamp;
 use lockstep_api::TrainingJobStatus;
+use lockstep_lifecycle::{Pauses, WorkerEnd};
 
 use super::{
-    losses::SHORT_LIFE,
-    pod_end::{PodEnd, is_alive, pod_end},
+    pod_end::{is_alive, pod_end},
     pulse::{Pulse, hung_at},
     situation::Situation,
 };
@@ -16,10 +16,8 @@ use crate::{PodSeen, PodState, Termination};
 pub(crate) fn replaces_coordinator(pod: &PodSeen, pulse: Pulse, now: Timestamp) -> Option<(Timestamp, &'static str)> {
     let was_at_work = pod.was_ready || matches!(pulse, Pulse::Still { .. });
     match pod_end(pod) {
-        Some(PodEnd::Done | PodEnd::Refused) => None,
-        Some(PodEnd::AskedForRestart | PodEnd::Crashed | PodEnd::Drained | PodEnd::Lost(_)) => {
-            Some((pause_ends(pod, now).unwrap_or(now), "Lost"))
-        }
+        Some(WorkerEnd::Done | WorkerEnd::Fatal) => None,
+        Some(_) => Some((pause_ends(pod, now).unwrap_or(now), "Lost")),
         None if pulse == Pulse::Whole => None,
         None if pod.unreachable => Some((now, "NodeLost")),
         None => hung_at(pod).filter(|_| was_at_work).map(|hung| (hung, "Hung")),
@@ -28,12 +26,13 @@ pub(crate) fn replaces_coordinator(pod: &PodSeen, pulse: Pulse, now: Timestamp) 
 
 /// The end of the pause before a lost coordinator is replaced, if there is one.
 fn pause_ends(pod: &PodSeen, now: Timestamp) -> Option<Timestamp> {
+    let short_life = Pauses::OF_PODS.short_life;
     match &pod.state {
-        PodState::Ended(Termination { ran: Some(ran), .. }) if *ran >= SHORT_LIFE => None,
-        PodState::Ended(Termination { at: Some(at), ran: Some(_), .. }) if *at <= now => Some(*at + SHORT_LIFE),
+        PodState::Ended(Termination { ran: Some(ran), .. }) if *ran >= short_life => None,
+        PodState::Ended(Termination { at: Some(at), ran: Some(_), .. }) if *at <= now => Some(*at + short_life),
         // Either it never ran, because its node refused it and may refuse the next one, or it ended
         // in the future by its node's clock.
-        PodState::Ended(_) => pod.created.map(|created| created + SHORT_LIFE),
+        PodState::Ended(_) => pod.created.map(|created| created + short_life),
         PodState::Pending(_) | PodState::Running => None,
     }
 }

@@ -2,43 +2,15 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{LastFailure, LossKind, ValidJob};
+use lockstep_api::{LastFailure, ValidJob};
 use lockstep_launch::Ending;
+use lockstep_lifecycle::{Status, WorkerEnd};
 
 use crate::{PodRole, PodSeen, Termination, facts::cause, pod_name};
 
-/// The reason of a failure after which the worker asked to be started again. Something that it
-/// needs was not there, or its group broke.
-pub(crate) const RETRY: &str = "Retry";
-
-/// Kubernetes' word for a container that ran out of memory.
-const OUT_OF_MEMORY: &str = "OOMKilled";
 /// The message about a process that left no word of what it needs.
 const NO_MEMORY: &str =
     "the kernel killed it for want of memory; raise resources.limits.memory of its container in spec.template";
-/// Exit codes above this one are of processes that a signal ended; the rest is the signal.
-const SIGNALS: i32 = 128;
-
-/// The words of Kubernetes, and ours, for losses that are no crash.
-const LOSSES: [(LossKind, &[&str]); 5] = [
-    (LossKind::Oom, &[OUT_OF_MEMORY]),
-    (LossKind::Preempted, &["PreemptionByScheduler", "Preempting"]),
-    (
-        LossKind::Evicted,
-        &["EvictionByEvictionAPI", "TerminationByKubelet", "Evicted", "Drained", "Deleted", "RecordDeleted"],
-    ),
-    (
-        LossKind::NodeLost,
-        &["DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeShutdown", "ContainerStatusUnknown", "Unknown"],
-    ),
-    (LossKind::Hung, &["Hung"]),
-];
-
-/// Returns the kind of a loss by the reason of its failure.
-pub(crate) fn kind_of_loss(reason: Option<&str>) -> LossKind {
-    let is_it = |words: &[&str]| reason.is_some_and(|reason| words.contains(&reason));
-    LOSSES.iter().find(|(_, words)| is_it(words)).map_or(LossKind::Crash, |(kind, _)| *kind)
-}
 
 /// Describes why a pod is gone: in Kubernetes' words or its own, else by `reason`.
 pub(crate) fn failure_of(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFailure {
@@ -55,6 +27,7 @@ pub(crate) fn failure_of(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFai
         message,
         // A single line is in the message already.
         log: if log.trim().lines().count() > 1 { log } else { String::new() },
+        step: None,
         time: Some(Time(now)),
     }
 }
@@ -62,8 +35,11 @@ pub(crate) fn failure_of(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFai
 /// The reason in one sentence. A worker leaves a word about memory before its first step, in case
 /// the kernel kills it. That word counts only for a process that ran out of memory.
 fn message(pod: &PodSeen, ended: &Termination) -> String {
-    let is_out_of_memory = ended.reason.as_deref() == Some(OUT_OF_MEMORY);
-    let signal = ended.code.filter(|code| *code > SIGNALS && !is_out_of_memory).map(|code| code - SIGNALS);
+    let is_out_of_memory = ended.reason.as_deref() == Some(WorkerEnd::OutOfMemory.word());
+    let signal = ended.code.filter(|_| !is_out_of_memory).and_then(|code| match Status::of_container(code) {
+        Status::Signal(signal) => Some(signal),
+        Status::Code(_) => None,
+    });
     match (pod.ending().map(|ending| ending.message).filter(|message| !message.is_empty()), signal) {
         (Some(_), Some(signal)) => format!("signal {signal} ended it before it could say why"),
         (Some(own_word), None) => own_word,
@@ -86,7 +62,7 @@ pub(super) fn deleted(job: &ValidJob, worker: u32, now: Timestamp) -> LastFailur
 
 /// A failure in one line.
 pub(crate) fn describe(failure: &LastFailure) -> String {
-    let LastFailure { pod, node, exit_code, reason, message, log: _, time: _ } = failure;
+    let LastFailure { pod, node, exit_code, reason, message, log: _, step: _, time: _ } = failure;
     let pod = pod.as_deref().unwrap_or("a pod");
     let node = node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
     let reason = reason.as_deref().unwrap_or("lost");

@@ -15,10 +15,10 @@ mod verdict;
 
 pub(crate) use attendance::{attendance, joined, least_workers};
 pub(crate) use coordinator::{lacks_record, replaces_coordinator};
-pub(crate) use failure::{RETRY, describe, failure_of, kind_of_loss};
+pub(crate) use failure::{describe, failure_of};
 pub(crate) use hindrance::hindrance;
 pub(crate) use image::{image_begun_with, image_of_new_pods, outdated_pods};
-pub(crate) use losses::{Loss, LossCause, Losses, SHORT_LIFE};
+pub(crate) use losses::{Loss, Losses};
 pub(crate) use pod_end::{has_drained, is_alive, is_done};
 pub(crate) use pulse::{Pulse, pulse, reported_at};
 pub(crate) use situation::Situation;

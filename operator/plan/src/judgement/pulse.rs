@@ -2,12 +2,11 @@
 
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{Phase, TrainingJobStatus};
+use lockstep_lifecycle::{STANDSTILL, is_training};
 
 use super::situation::Situation;
 use crate::{PodSeen, PodState};
 
-/// Seconds without a report after which a worker counts as lost if its node does not report either.
-const STANDSTILL: SignedDuration = SignedDuration::from_secs(15);
 /// Time after which a pod that does not answer counts as hung, if the training stands still or
 /// reports nothing without it.
 const HUNG: SignedDuration = SignedDuration::from_secs(60);
@@ -56,7 +55,7 @@ pub(crate) fn reported_at(status: &TrainingJobStatus) -> Option<Timestamp> {
 
 /// True while steps are reported.
 pub(super) fn is_reporting(status: &TrainingJobStatus, now: Timestamp) -> bool {
-    reported_at(status).is_some_and(|reported| now.duration_since(reported) < STANDSTILL)
+    is_training(reported_at(status), now)
 }
 
 /// When a pod whose probe fails counts as hung.

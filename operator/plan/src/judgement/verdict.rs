@@ -3,11 +3,12 @@
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{LastFailure, TrainingJobStatus};
 use lockstep_launch::Ending;
+use lockstep_lifecycle::{Role, WorkerEnd};
 
 use super::{
-    failure::{RETRY, deleted, failure_of},
-    losses::{Ends, LossCause, Losses, losses},
-    pod_end::{PodEnd, is_alive, pod_end},
+    failure::{deleted, failure_of},
+    losses::{Ends, Losses, losses},
+    pod_end::{is_alive, pod_end},
     pulse::{Pulse, is_reporting},
     situation::Situation,
 };
@@ -32,7 +33,7 @@ pub(crate) enum Verdict {
     Refused(LastFailure),
     /// No worker is left that holds the state, so all must start again. The failure is that of the
     /// pod that took the others with it; none if the status knows it already.
-    AllGone(Option<(LossCause, LastFailure)>),
+    AllGone(Option<(WorkerEnd, LastFailure)>),
 }
 
 /// Judges the pods of the present attempt. `status` remembers what was judged before.
@@ -43,13 +44,13 @@ pub(crate) fn verdict(situation: &Situation<'_>, status: &TrainingJobStatus, pul
     let coordinator = situation.coordinators().next();
     let coordinator_end = coordinator.and_then(|pod| Some((pod, pod_end(pod)?)));
     if let Some(pod) = first_refusal(situation, &ends, coordinator_end.as_ref()) {
-        return Verdict::Refused(failure_of(pod, "Refused", now));
+        return Verdict::Refused(failure_of(pod, WorkerEnd::Fatal.word(), now));
     }
-    if let Some((pod, PodEnd::Done)) = &coordinator_end {
+    if let Some((pod, WorkerEnd::Done)) = &coordinator_end {
         let others: Vec<&PodSeen> = situation.wanted_workers().map(|(_, pod)| pod).collect();
         return done_or_waiting(pod.ending(), &others, pod.ended_at(), now);
     }
-    if ends.iter().any(|(_, _, end)| *end == PodEnd::Done) {
+    if ends.iter().any(|(_, _, end)| *end == WorkerEnd::Done) {
         // A worker ends after the end of all is recorded. The coordinator may still be writing.
         let coordinator = coordinator.filter(|_| coordinator_end.is_none());
         return workers_done(situation, &ends, coordinator);
@@ -57,7 +58,7 @@ pub(crate) fn verdict(situation: &Situation<'_>, status: &TrainingJobStatus, pul
     let target = status.target_replicas;
     let is_there = |index: u32| situation.wanted_workers().any(|(worker, _)| worker == index);
     let missing: Vec<u32> = (0..target.min(situation.job.replicas.get())).filter(|index| !is_there(*index)).collect();
-    let has_rested = matches!(&coordinator_end, Some((pod, PodEnd::Drained)) if pod.stuck_at.is_none());
+    let has_rested = matches!(&coordinator_end, Some((pod, WorkerEnd::Drained)) if pod.stuck_at.is_none());
     // A worker that is to go may still hold the state.
     let is_any_left = situation.workers().any(is_alive);
     let awaited = |pod: &PodSeen| awaits_coordinator(pod, coordinator);
@@ -82,19 +83,20 @@ pub(crate) fn verdict(situation: &Situation<'_>, status: &TrainingJobStatus, pul
 fn first_refusal<'a>(
     situation: &Situation<'_>,
     ends: &Ends<'a>,
-    coordinator_end: Option<&(&'a PodSeen, PodEnd)>,
+    coordinator_end: Option<&(&'a PodSeen, WorkerEnd)>,
 ) -> Option<&'a PodSeen> {
-    let refused = |end: &PodEnd| *end == PodEnd::Refused;
     let is_held = situation.holds_state();
-    let workers = ends.iter().filter(|(_, _, end)| !is_held && refused(end)).map(|(_, pod, _)| *pod);
-    let coordinator = coordinator_end.filter(|(_, end)| refused(end)).map(|(pod, _)| *pod);
+    let fails = |end: &WorkerEnd| end.fails_the_job(Role::Worker, is_held);
+    let workers = ends.iter().filter(|(_, _, end)| fails(end)).map(|(_, pod, _)| *pod);
+    let coordinator = coordinator_end.filter(|(_, end)| end.fails_the_job(Role::Coordinator, is_held));
+    let coordinator = coordinator.map(|(pod, _)| *pod);
     // A coordinator that ends in the same second repeats the words of a worker, which comes first.
     workers.chain(coordinator).min_by_key(|pod| pod.ended_at())
 }
 
 /// The verdict once a worker has seen the end of the training.
 fn workers_done(situation: &Situation<'_>, ends: &Ends<'_>, coordinator: Option<&PodSeen>) -> Verdict {
-    let done = || ends.iter().filter(|(_, _, end)| *end == PodEnd::Done).map(|(_, pod, _)| *pod);
+    let done = || ends.iter().filter(|(_, _, end)| *end == WorkerEnd::Done).map(|(_, pod, _)| *pod);
     let others: Vec<&PodSeen> = situation.wanted_workers().map(|(_, pod)| pod).chain(coordinator).collect();
     let last = done().filter_map(PodSeen::ended_at).max();
     let content = |ending: &Ending| (ending.model_uri.is_some(), ending.progress.is_some());
@@ -117,7 +119,7 @@ fn awaits_coordinator(pod: &PodSeen, coordinator: Option<&PodSeen>) -> bool {
         let started = coordinator.and_then(|coordinator| coordinator.started);
         started.is_some_and(|started| by.duration_since(started) >= FINDING)
     };
-    pod_end(pod) == Some(PodEnd::AskedForRestart) && !pod.was_ready && pod.ended_at().is_some_and(|ended| !found(ended))
+    pod_end(pod) == Some(WorkerEnd::Retry) && !pod.was_ready && pod.ended_at().is_some_and(|ended| !found(ended))
 }
 
 /// The loss that took all others with it, unless the status knows it already.
@@ -126,7 +128,7 @@ fn first_loss(
     status: &TrainingJobStatus,
     mut ends: Ends<'_>,
     mut missing: Vec<u32>,
-) -> Option<(LossCause, LastFailure)> {
+) -> Option<(WorkerEnd, LastFailure)> {
     let now = situation.now;
     let known = |worker: u32, uid: Option<&String>| {
         status.replacing.iter().any(|entry| entry.worker == worker && (uid.is_none() || entry.uid.as_ref() == uid))
@@ -138,24 +140,20 @@ fn first_loss(
         let ended = pod.ended_at().unwrap_or(now);
         known_since.is_some_and(|known| ended.duration_since(known).abs() < DRAIN)
     };
-    ends.retain(|(_, pod, end)| *end != PodEnd::Drained || pod.stuck_at.is_some() || !left_with_it(pod));
+    ends.retain(|(_, pod, end)| *end != WorkerEnd::Drained || pod.stuck_at.is_some() || !left_with_it(pod));
 
+    let failure = |end: &WorkerEnd, pod: &PodSeen| (end.clone(), failure_of(pod, end.word(), now));
     let lost = |wanted: fn(&PodSeen) -> bool| {
-        ends.iter().find_map(|(_, pod, end)| match end {
-            PodEnd::Lost(reason) if wanted(pod) => Some((LossCause::Cluster, failure_of(pod, reason, now))),
-            PodEnd::Drained if wanted(pod) => Some((LossCause::Cluster, failure_of(pod, "Drained", now))),
-            _ => None,
-        })
+        let was_asked = |end: &WorkerEnd| matches!(end, WorkerEnd::TakenAway(_) | WorkerEnd::Drained);
+        ends.iter().find(|(_, pod, end)| was_asked(end) && wanted(pod)).map(|(_, pod, end)| failure(end, pod))
     };
-    let earliest = |wanted: PodEnd, reason: &str| {
-        let ended = ends.iter().filter(|(_, _, end)| *end == wanted).map(|(_, pod, _)| *pod);
-        ended.min_by_key(|pod| pod.ended_at()).map(|pod| (LossCause::Job, failure_of(pod, reason, now)))
-    };
+    let is_deleted = |worker: &u32| (WorkerEnd::TakenAway("Deleted".to_owned()), deleted(situation.job, *worker, now));
     // All drain if one has to leave. The failure names that one, not those that left with it.
     lost(|pod| pod.stuck_at.is_some() || pod.disrupted.is_some())
-        .or_else(|| missing.first().map(|worker| (LossCause::Cluster, deleted(situation.job, *worker, now))))
+        .or_else(|| missing.first().map(is_deleted))
         .or_else(|| lost(|_| true))
-        .or_else(|| earliest(PodEnd::Crashed, "Crashed"))
-        .or_else(|| earliest(PodEnd::Refused, "Refused"))
-        .or_else(|| earliest(PodEnd::AskedForRestart, RETRY))
+        .or_else(|| {
+            let first = ends.iter().min_by_key(|(_, pod, end)| (end.depth(), pod.ended_at()));
+            first.map(|(_, pod, end)| failure(end, pod))
+        })
 }

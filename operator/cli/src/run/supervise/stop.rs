@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockstep_launch::Exit;
+use lockstep_lifecycle::JobFailure;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -12,7 +13,7 @@ use crate::{
     run::{
         CoordinatorReports,
         children::ProcessEvent,
-        restart::{GiveUp, ProcessEnd, ProcessRole, first_cause},
+        restart::{ProcessEnd, ProcessRole, first_cause},
         signals::Signals,
     },
 };
@@ -27,7 +28,7 @@ impl Supervised<'_> {
         reports: &mut CoordinatorReports,
         display: &Display,
     ) -> anyhow::Result<Finish> {
-        if failed.why == GiveUp::Fatal || !self.is_worth_saving() {
+        if failed.why == JobFailure::InvalidInput || !self.is_worth_saving() {
             return Ok(Finish::Failed(self.settle(failed, reports, display).await?));
         }
         let FailedProcess { role, end, .. } = &failed;
@@ -41,6 +42,30 @@ impl Supervised<'_> {
         }
         reports.ending = before;
         Ok(Finish::Failed(failed))
+    }
+
+    /// Ends a job that is out of time. Workers that hold a state of use save it first.
+    pub(super) async fn give_up(
+        &mut self,
+        failure: JobFailure,
+        signals: &mut Signals,
+        reports: &mut CoordinatorReports,
+        display: &Display,
+    ) -> anyhow::Result<Finish> {
+        let absent = match failure {
+            JobFailure::StartupTimeout { .. } => self.absent(),
+            JobFailure::InvalidInput
+            | JobFailure::BackoffLimitExceeded { .. }
+            | JobFailure::DeadlineExceeded { .. } => Vec::new(),
+        };
+        if self.is_worth_saving() {
+            let seconds = self.run.grace_seconds();
+            display.note(&format!("{}: the workers have {seconds} s to save their state", failure.message("")));
+            self.drain(false, signals, reports, display).await?;
+        } else {
+            self.end_all(Duration::ZERO, reports, display).await?;
+        }
+        Ok(if self.finish.is_some() { Finish::Complete } else { Finish::OutOfTime(failure, absent) })
     }
 
     /// Ends the other processes of a failed job, and returns the process that explains the failure.
@@ -155,7 +180,11 @@ impl Supervised<'_> {
 /// Returns true if a coordinator with this end may do better when it is started again.
 fn is_lost(end: ProcessEnd) -> bool {
     match end {
-        ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory | ProcessEnd::Crash(_) | ProcessEnd::Exit(Exit::Retry) => true,
+        ProcessEnd::Signal(_)
+        | ProcessEnd::OutOfMemory
+        | ProcessEnd::Chaos
+        | ProcessEnd::Crash(_)
+        | ProcessEnd::Exit(Exit::Retry) => true,
         ProcessEnd::Exit(Exit::Done | Exit::Drained | Exit::Fatal) => false,
     }
 }
