@@ -104,7 +104,7 @@ impl<'a> Curves<'a> {
             name: run.name.clone(),
             colour,
             shape: Shape::Steps,
-            pieces: vec![run.generations.iter().flatten().map(|point| (point.x, f64::from(point.world))).collect()],
+            pieces: vec![run.worlds(self.across)],
         };
         let lines = self.runs.iter().enumerate().map(worlds).collect();
         self.chart("world size", Unit::Count, lines, true)
@@ -151,7 +151,8 @@ impl<'a> Curves<'a> {
 impl<'a> Run<'a> {
     fn of(history: &'a RunHistory, name: String, across: Across) -> Self {
         let steps: Vec<&Step> = history.log.steps.iter().filter(|step| step.world_size > 0).collect();
-        let begin = steps.first().and_then(|step| begin(step));
+        let formed = || history.changes.first()?.change.time.parse().ok();
+        let begin = steps.first().and_then(|step| begin(step)).or_else(formed);
         let x = |step: &Step| place(across, begin, step);
         let each = steps.len().div_ceil(POINTS).max(1);
         let points = |steps: &[&Step]| {
@@ -166,6 +167,28 @@ impl<'a> Run<'a> {
         };
         let generations = steps.chunk_by(|left, right| left.generation == right.generation).map(points).collect();
         Self { history, name, begin, generations }
+    }
+
+    /// Returns the world sizes: by the steps, or by the changes of the group if no step is known.
+    fn worlds(&self, across: Across) -> Vec<(f64, f64)> {
+        if !self.generations.is_empty() {
+            return self.generations.iter().flatten().map(|point| (point.x, f64::from(point.world))).collect();
+        }
+        let changes = self.history.changes.iter();
+        let mut worlds: Vec<_> = changes
+            .filter_map(|change| Some((self.place_of(change, across)?, f64::from(change.change.workers))))
+            .collect();
+        if let (Some((_, last)), Some(report), Across::Step) = (worlds.last(), &self.history.report, across) {
+            worlds.push((report.step as f64, *last));
+        }
+        worlds
+    }
+
+    fn place_of(&self, change: &Change, across: Across) -> Option<f64> {
+        match across {
+            Across::Step => Some(change.change.step as f64),
+            Across::Time => Some(seconds(self.begin?, change.change.time.parse().ok()?)),
+        }
     }
 
     /// Returns the line of a value, with a piece for each generation.
@@ -199,10 +222,7 @@ impl<'a> Run<'a> {
             return self.seen_changes();
         }
         let mark = |change: &Change| {
-            let x = match across {
-                Across::Step => change.change.step as f64,
-                Across::Time => seconds(self.begin?, change.change.time.parse().ok()?),
-            };
+            let x = self.place_of(change, across)?;
             let kind = match &change.change {
                 change if !change.lost.is_empty() => MarkKind::Lost,
                 change if !change.left.is_empty() => MarkKind::Left,

@@ -12,8 +12,8 @@ use crate::{
     Outcome,
     chart::{self, Chart, MarkKind},
     curves::{Across, Curves},
-    display::print,
-    run_history::RunHistory,
+    display::{eprint_line, print},
+    run_history::{self, RunHistory},
 };
 
 /// Columns of a terminal that does not tell them.
@@ -22,9 +22,12 @@ const COLUMNS: usize = 80;
 /// Arguments of `lockstep plot`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Folders of runs, as `lockstep run` prints them. Several runs are drawn over each other.
-    #[arg(required = true, value_name = "RUN")]
-    runs: Vec<PathBuf>,
+    /// Folders of runs, as `lockstep run` prints them, or names of training jobs. Several are drawn
+    /// over each other.
+    #[arg(required = true, value_name = "RUN|JOB")]
+    targets: Vec<String>,
+    #[command(flatten)]
+    read: run_history::Arguments,
     /// File to write in place of the terminal; its name ends in .svg or .png.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -35,9 +38,12 @@ pub(crate) struct Arguments {
 
 /// Draws the runs.
 pub(crate) async fn plot(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { runs, output, across } = arguments;
+    let Arguments { targets, read, output, across } = arguments;
     let format = output.as_deref().map(Format::of).transpose()?;
-    let histories = runs.iter().map(|run| RunHistory::of_folder(run)).collect::<anyhow::Result<Vec<_>>>()?;
+    let histories = read.read(targets).await?;
+    if histories.iter().all(|history| history.log.steps.is_empty()) {
+        histories.iter().flat_map(|history| &history.absent).for_each(|absent| eprint_line(&format!("note: {absent}")));
+    }
     let curves = Curves::of(&histories, *across);
     let charts = [curves.loss(), curves.throughput(), curves.efficiency(), curves.world()];
     match (output, format) {

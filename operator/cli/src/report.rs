@@ -8,14 +8,16 @@ use std::{fs, path::PathBuf};
 use anyhow::Context;
 use jiff::Timestamp;
 
-use crate::{Outcome, curves::Across, display::print, run_history::RunHistory};
+use crate::{Outcome, curves::Across, display::print, run_history};
 
 /// Arguments of `lockstep report`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Folder of the run, as `lockstep run` prints it.
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
+    /// Folder of the run, as `lockstep run` prints it, or the name of a training job.
+    #[arg(value_name = "RUN|JOB")]
+    target: String,
+    #[command(flatten)]
+    read: run_history::Arguments,
     /// The page to write.
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
@@ -26,9 +28,10 @@ pub(crate) struct Arguments {
 
 /// Writes the page.
 pub(crate) async fn report(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { run, output, across } = arguments;
-    let history = RunHistory::of_folder(run)?;
-    let page = page::page(&history, *across, Timestamp::now());
+    let Arguments { target, read, output, across } = arguments;
+    let histories = read.read(std::slice::from_ref(target)).await?;
+    let pages = histories.iter().map(|history| page::page(history, *across, Timestamp::now()));
+    let page: String = pages.collect();
     fs::write(output, page).with_context(|| format!("write {}", output.display()))?;
     print(&format!("{}\n", output.display()));
     Ok(Outcome::Done)

@@ -3,9 +3,11 @@
 mod changes;
 mod checkpoints;
 mod folder;
+mod job;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
+use anyhow::ensure;
 use lockstep_launch::Progress;
 use serde_json::Value;
 
@@ -14,9 +16,42 @@ pub(crate) use self::{
     checkpoints::Checkpoint,
 };
 use crate::{
+    cluster,
     metrics_lines::{Evaluation, Line, Step, parse},
     run::environment::Start,
+    target::Target,
 };
+
+/// Where jobs and their metrics logs are read.
+#[derive(clap::Args)]
+#[group(id = "histories")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    cluster: cluster::Arguments,
+    /// Folder with the metrics log of a job in a cluster: its storage, mounted or copied.
+    #[arg(long, value_name = "DIR")]
+    log: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Reads the histories of jobs and runs.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or a log is given for anything but one job.
+    pub(crate) async fn read(&self, targets: &[String]) -> anyhow::Result<Vec<RunHistory>> {
+        let Self { cluster, log } = self;
+        let is_for_a_job = matches!(targets, [target] if matches!(Target::of(target), Target::Job(_)));
+        ensure!(log.is_none() || is_for_a_job, "--log: only for one job in a cluster; a run has its own");
+        let mut histories = Vec::new();
+        for target in targets {
+            histories.push(match Target::of(target) {
+                Target::Run(folder) => RunHistory::of_folder(folder)?,
+                Target::Job(name) => RunHistory::of_job(&cluster.connect().await?, name, log.as_deref()).await?,
+            });
+        }
+        Ok(histories)
+    }
+}
 
 /// The history of a run or of a job in a cluster.
 #[derive(Clone, Debug, Default)]

@@ -196,7 +196,7 @@ fn kept(checkpoint: &Checkpoint) -> Markup {
             td class="number" { (step) }
             td class="number" { (epoch) }
             td class="time" { (second(time)) }
-            td class="number" { (size(*bytes)) }
+            td class="number" { (if *bytes > 0 { size(*bytes) } else { "–".to_owned() }) }
             td class="number" { (accuracy) }
             td {
                 @match unusable {

@@ -52,6 +52,11 @@ impl Start {
 }
 
 impl Machine {
+    /// Returns a machine that is not known.
+    pub(crate) fn unknown() -> Self {
+        Self { system: "in a cluster".to_owned(), ..Self::default() }
+    }
+
     fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {

@@ -1,0 +1,170 @@
+//! The history of a job in a cluster: what its objects tell, and its metrics log where that can be
+//! read.
+
+use std::path::Path;
+
+use lockstep_api::{TrainingGroup, TrainingJob, TrainingJobStatus};
+use lockstep_launch::{CheckpointMark, names};
+use serde_json::Value;
+
+use super::{Checkpoint, Log, RunHistory, with_costs};
+use crate::{
+    cluster::Cluster,
+    run::{
+        environment::{Machine, Start},
+        folder::metrics_log_of,
+    },
+};
+
+/// The annotation with the manifest that kubectl applied. The page has the manifest anyway.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+impl RunHistory {
+    /// Reads a job and its group, and the metrics log from the folder `log`: the job's storage,
+    /// mounted or copied.
+    ///
+    /// # Errors
+    /// There is no such job, or the log cannot be read.
+    pub(crate) async fn of_job(cluster: &Cluster, name: &str, log: Option<&Path>) -> anyhow::Result<Self> {
+        let job = cluster.job(name).await?;
+        let group = cluster.api::<TrainingGroup>().get_opt(name).await;
+        let text = log.map(metrics_log_of).transpose()?;
+        Ok(of_objects(job, group.map_err(|error| error.to_string()), text.as_deref()))
+    }
+}
+
+/// Puts a history together. The group may be missing or unreadable.
+fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, log: Option<&str>) -> RunHistory {
+    let name = job.metadata.name.clone().unwrap_or_default();
+    let namespace = job.metadata.namespace.clone().unwrap_or_default();
+    let status = job.status.clone().unwrap_or_default();
+    let mut absent = Vec::new();
+    let group = match group {
+        Ok(Some(group)) => group.status.unwrap_or_default(),
+        Ok(None) => {
+            absent.push("The job has no group yet: no worker has joined.".to_owned());
+            Default::default()
+        }
+        Err(error) => {
+            absent.push(format!("The changes of the group cannot be read: {error}."));
+            Default::default()
+        }
+    };
+    if group.changes.first().is_some_and(|oldest| oldest.generation > 1) {
+        absent.push("The cluster keeps the newest changes of the group only: the first ones are missing.".to_owned());
+    }
+    let log = match log {
+        Some(text) => Log::parse(text),
+        None => {
+            absent.push(format!(
+                "There are no curves: the metrics log lies in the job's storage, in the folder {}. Mount or copy \
+                 that folder and name it with --log.",
+                names::unique(&name, job.metadata.uid.as_deref().unwrap_or_default())
+            ));
+            Log::default()
+        }
+    };
+    let newest = status.last_checkpoint.as_ref().map(marked);
+    if newest.is_some() {
+        absent.push("Of the checkpoints only the newest is known here.".to_owned());
+    }
+    RunHistory {
+        origin: format!("job {namespace}/{name}"),
+        state: [status.phase.map(|phase| phase.to_string()), status.reason.clone()]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", "),
+        changes: with_costs(group.changes, &log.steps),
+        report: group.progress.or_else(|| status.report()),
+        starts: started(&status).into_iter().collect(),
+        checkpoints: newest.into_iter().collect(),
+        manifest: manifest(job),
+        name,
+        log,
+        absent,
+    }
+}
+
+/// Returns the last start or resumption, with the image of the trainer for a version.
+fn started(status: &TrainingJobStatus) -> Option<Start> {
+    let version = status.trainer.as_ref().map(|trainer| trainer.image.clone()).unwrap_or_else(|| "–".to_owned());
+    let time = status.start_time.as_ref()?.0.to_string();
+    Some(Start { time, version, workers: status.target_replicas, machine: Machine::unknown() })
+}
+
+fn marked(CheckpointMark { step, uri: _, time }: &CheckpointMark) -> Checkpoint {
+    Checkpoint { step: *step, epoch: 0, time: time.clone(), evaluation: None, best: false, bytes: 0, unusable: None }
+}
+
+/// Returns the job as a manifest: without what the cluster adds.
+fn manifest(job: TrainingJob) -> Option<Value> {
+    let TrainingJob { metadata, spec, status: _ } = job;
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    annotations.remove(LAST_APPLIED);
+    let kept = serde_json::json!({
+        "name": metadata.name,
+        "namespace": metadata.namespace,
+        "labels": metadata.labels,
+        "annotations": Some(annotations).filter(|annotations| !annotations.is_empty()),
+    });
+    let kept: serde_json::Map<String, Value> =
+        kept.as_object()?.clone().into_iter().filter(|(_, value)| !value.is_null()).collect();
+    let (version, kind) = ("lockstep.dev/v1alpha1", "TrainingJob");
+    Some(
+        serde_json::json!({"apiVersion": version, "kind": kind, "metadata": kept, "spec": serde_json::to_value(spec).ok()?}),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn job() -> TrainingJob {
+        let job = json!({
+            "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {
+                "name": "lenet", "namespace": "ml", "uid": "0123456789abcdef",
+                "annotations": {LAST_APPLIED: "{}"}, "managedFields": [],
+            },
+            "spec": {"model": {"name": "lenet5"}, "dataset": {"format": "glyphs"}},
+            "status": {
+                "phase": "Failed", "reason": "BackoffLimitExceeded",
+                "progress": {"step": 9, "totalSteps": 90, "epoch": 1, "percent": 10},
+                "lastCheckpoint": {"step": 8, "uri": "file:///c", "time": "2026-01-02T03:04:05Z"},
+            },
+        });
+        serde_json::from_value(job).expect("a job")
+    }
+
+    #[test]
+    fn a_job_without_its_log_tells_what_its_objects_hold_and_where_the_log_lies() {
+        let found = of_objects(job(), Err("forbidden".to_owned()), None);
+        assert_eq!((found.origin.as_str(), found.state.as_str()), ("job ml/lenet", "Failed, BackoffLimitExceeded"));
+        assert_eq!(found.report.map(|report| report.total_steps), Some(90));
+        assert_eq!(found.checkpoints.len(), 1);
+        let absent = found.absent.concat();
+        for part in ["forbidden", "lenet-01234567", "--log"] {
+            assert!(absent.contains(part), "{part} in {absent}");
+        }
+        let manifest = found.manifest.expect("a manifest");
+        assert_eq!(manifest["metadata"], json!({"name": "lenet", "namespace": "ml"}));
+    }
+
+    #[test]
+    fn a_job_with_its_group_and_its_log_has_curves_and_changes() {
+        let group = json!({
+            "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingGroup", "metadata": {"name": "lenet"}, "spec": {},
+            "status": {"changes": [
+                {"time": "t", "generation": 3, "workers": 2, "step": 40, "seconds": 0.1, "history": ""},
+            ]},
+        });
+        let group = serde_json::from_value(group).expect("a group");
+        let line = "{\"step\":1,\"generation\":1,\"loss\":1,\"step_seconds\":1,\"time\":\"2026-01-02T03:04:05Z\"}\n";
+        let found = of_objects(job(), Ok(Some(group)), Some(line));
+        assert_eq!((found.changes.len(), found.log.steps.len()), (1, 1));
+        assert!(found.absent.concat().contains("the first ones are missing"), "{:?}", found.absent);
+    }
+}
