@@ -163,10 +163,7 @@ impl WorkerEnd {
             Self::OutOfMemory => LossKind::Oom,
             Self::Hung => LossKind::Hung,
             Self::Drained => LossKind::Evicted,
-            Self::TakenAway(reason) => {
-                let named = TAKEN.iter().find(|(_, words)| words.contains(&reason.as_str()));
-                named.map_or(LossKind::Evicted, |(kind, _)| *kind)
-            }
+            Self::TakenAway(reason) => LossKind::of_taken(reason),
         }
     }
 
@@ -192,6 +189,12 @@ impl WorkerEnd {
 }
 
 impl LossKind {
+    /// The kind of a loss by the word for what took the worker away.
+    #[must_use]
+    pub fn of_taken(reason: &str) -> Self {
+        TAKEN.iter().find(|(_, words)| words.contains(&reason)).map_or(Self::Evicted, |(kind, _)| *kind)
+    }
+
     /// Its name in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -2,9 +2,10 @@
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{ExcludedNode, LastFailure, LossKind, TrainingJobStatus};
+use lockstep_api::{ExcludedNode, LastFailure, TrainingJobStatus};
+use lockstep_lifecycle::LossKind;
 
-use crate::judgement::{Situation, kind_of_loss};
+use crate::judgement::Situation;
 
 /// Losses from which on a node is avoided.
 const AVOIDED: u32 = 2;
@@ -34,7 +35,7 @@ pub(crate) fn note_lost_node(situation: &Situation<'_>, mut status: TrainingJobS
 
 fn lost_node(failure: &LastFailure) -> Option<&String> {
     let LastFailure { node, reason, .. } = failure;
-    node.as_ref().filter(|_| kind_of_loss(reason.as_deref()) == LossKind::NodeLost)
+    node.as_ref().filter(|_| reason.as_deref().map(LossKind::of_taken) == Some(LossKind::NodeLost))
 }
 
 /// The nodes that new pods avoid.
