@@ -236,6 +236,16 @@ fn a_job_without_room_for_its_least_workers_names_that_number_and_its_field() {
 }
 
 #[test]
+fn a_growing_job_that_trains_says_why_a_pod_was_refused() {
+    let quota = "make Pod lenet-worker-2: the API server refuses it: exceeded quota";
+    let (job, seen) =
+        situations::read(&format!("elastic 1 to 3; Running; all ready; wants 3; no worker 2; refused {quota}"));
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
+    let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
+    assert_eq!(running.message, format!("2 of 3 workers train; {quota}"));
+}
+
+#[test]
 fn the_trainers_own_words_reach_the_status() {
     let (job, seen) = situations::read("Starting; all running; worker 1 refused its input");
     let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");

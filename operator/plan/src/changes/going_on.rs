@@ -168,7 +168,8 @@ pub(crate) fn create(situation: &Situation<'_>, status: &TrainingJobStatus, miss
 fn phase_of(situation: &Situation<'_>, status: &TrainingJobStatus) -> (Phase, Explanation) {
     let (all, least, joined) = (situation.job.replicas.get(), least_workers(situation.job), joined(situation));
     let hindrance = hindrance(situation, status);
-    let awaited = hindrance.as_ref().map(|(_, message)| format!("; {message}")).unwrap_or_default();
+    let awaited = hindrance.as_ref().map(|(_, message)| message).or(situation.seen.refused.as_ref());
+    let awaited = awaited.map(|message| format!("; {message}")).unwrap_or_default();
     let is_none_missing = status.replacing.is_empty();
     let (at_work, work) = work(situation, status);
     // A probe that fails for a moment ends nothing.
