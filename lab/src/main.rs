@@ -5,6 +5,7 @@ mod bench;
 mod cluster;
 mod faults;
 mod image;
+mod transcripts;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Make the container images as OCI archives, without a Docker daemon.
     Image(image::Arguments),
+    /// Run the commands that show a job on a new cluster, and write docs/transcripts.md.
+    Transcripts(transcripts::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Transcripts(arguments) => transcripts::run(&arguments).map(|()| ExitCode::SUCCESS),
     };
     ended.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

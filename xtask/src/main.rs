@@ -42,6 +42,8 @@ enum Command {
     Bench(Rest),
     /// Make the container images as OCI archives, without a Docker daemon.
     Image(Rest),
+    /// Run the commands that show a job on a new cluster, and write docs/transcripts.md.
+    Transcripts(Rest),
 }
 
 /// Arguments that `lockstep-lab` reads.
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Cluster(rest) => lab::lab("cluster", &rest.arguments),
         Command::Bench(rest) => lab::lab("bench", &rest.arguments),
         Command::Image(rest) => lab::lab("image", &rest.arguments),
+        Command::Transcripts(rest) => lab::lab("transcripts", &rest.arguments),
     };
     ended.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
