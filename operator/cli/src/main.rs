@@ -8,6 +8,7 @@ mod curves;
 mod display;
 mod eval;
 mod history;
+mod logs;
 mod manifest;
 mod metrics_lines;
 mod pass_on;
@@ -20,6 +21,7 @@ mod scale;
 mod scrape;
 mod summary;
 mod target;
+mod top;
 mod validate;
 mod watch;
 mod why;
@@ -72,6 +74,10 @@ enum Command {
     Validate(validate::Arguments),
     /// Follow a job in the cluster until it ends; the exit code is its result.
     Watch(watch::Arguments),
+    /// Show how each worker of a job or a run spends its time.
+    Top(top::Arguments),
+    /// Print the logs of all workers of a job or a run, merged by time.
+    Logs(logs::Arguments),
     /// Say why a job or a run waits, is slow or failed, and what to do next.
     Why(why::Arguments),
 }
@@ -164,6 +170,8 @@ fn main() -> ExitCode {
         },
         Command::Validate(arguments) => validate::validate(&arguments).into(),
         Command::Watch(arguments) => finish(runtime.block_on(watch::watch(&arguments))),
+        Command::Top(arguments) => finish(runtime.block_on(top::top(&arguments))),
+        Command::Logs(arguments) => finish(runtime.block_on(logs::logs(&arguments))),
         Command::Why(arguments) => finish(runtime.block_on(why::why(&arguments))),
     }
 }

@@ -9,6 +9,7 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
+    answers::Lockstep,
     history::{assert_no_step_was_lost, assert_undisturbed, steps_between},
     installed::{cluster, cluster_alone},
     job::{Job, exact},
@@ -54,6 +55,9 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
     let survivor = job.uid_of("lenet-worker-0");
+    let lockstep = Lockstep::of(client, namespace.name());
+    let logs = lockstep.follow();
+    logs.wait_for(&["worker-0 ", "worker-1 ", "coordinator ", "group formed"]);
     cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");
 
     let status = job.wait("a replacement", |status| status["replacements"] == 1);
@@ -68,6 +72,8 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
         job.wait_for_event(&[event]);
     }
+    logs.wait_for(&["worker-1    -- another pod takes its place"]);
+    lockstep.assert_that_both_workers_train();
     assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 

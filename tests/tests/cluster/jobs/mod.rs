@@ -1,5 +1,6 @@
 //! Jobs, from `helm install` on.
 
+mod answers;
 mod bad_input;
 mod benchmark;
 mod chart;
