@@ -1,7 +1,7 @@
 // Draws a board from the answers of its queries with Grafana's own components.
 import { createRoot } from 'react-dom/client';
 import { createTheme, getDisplayProcessor, FieldType, ThemeContext, dateTime, toDataFrame, classicColors } from '@grafana/data';
-import { TimeSeries, BigValue, BigValueColorMode, BigValueGraphMode, BigValueTextMode, PanelChrome, GlobalStyles, PortalContainer } from '@grafana/ui';
+import { TimeSeries, BigValue, BigValueColorMode, BigValueGraphMode, BigValueTextMode, PanelChrome, Table, GlobalStyles, PortalContainer } from '@grafana/ui';
 
 const theme = createTheme({ colors: { mode: 'dark' } });
 const named = (legend, labels) => legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, key) => labels[key] ?? '');
@@ -39,9 +39,33 @@ function frames(panel, answers) {
   }));
 }
 
+// Merges the newest values of all queries into a row for each job, as the panel's transformations do.
+function rows(panel, answers) {
+  const jobs = new Map();
+  const columns = answers.filter(({ legend }) => legend !== 'phase').map(({ legend }) => legend);
+  for (const { legend, series } of answers) {
+    for (const { metric, values } of series) {
+      const key = `${metric.job_namespace}/${metric.job_name}`;
+      const job = jobs.get(key) ?? { namespace: metric.job_namespace, job: metric.job_name, at: -1 };
+      const [at, value] = values.at(-1);
+      if (legend !== 'phase') job[legend] = parseFloat(value);
+      else if (at > job.at) Object.assign(job, { at, phase: metric.phase });
+      jobs.set(key, job);
+    }
+  }
+  const all = [...jobs.values()].filter(({ phase }) => phase);
+  const field = (name, type) => ({ name, type, values: all.map(job => job[name] ?? null),
+    config: { ...configured(panel, name), links: [], custom: { filterable: false, ...configured(panel, name).custom } } });
+  const frame = toDataFrame({ fields: [...['namespace', 'job', 'phase'].map(name => field(name, FieldType.string)),
+    ...columns.map(name => field(name, FieldType.number))] });
+  frame.fields.forEach(field => { field.display = getDisplayProcessor({ field, theme, timeZone: 'utc' }); });
+  return frame;
+}
+
 function Content({ panel, answers, from, to, width, height }) {
   const all = frames(panel, answers);
   if (all.length === 0) return <div style={{ color: '#888', padding: 8 }}>only in a cluster</div>;
+  if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
     const value = field.display(field.values.findLast(value => !Number.isNaN(value)));
