@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::run::{Manifest, Run, alone, lockstep};
 
-/// Draws pictures, a folder for each class.
-fn pictures(folder: &Path) -> PathBuf {
-    let folder = folder.join("pictures");
+/// Draws a data set in a format.
+fn drawn(folder: &Path, format: &str, samples: &str) -> PathBuf {
+    let folder = folder.join(format);
     let trainer = lockstep().with_file_name("lockstep-trainer");
     let drawn = Command::new(trainer)
-        .args(["glyphs", "--format", "imagefolder", "--samples", "1800", "--output"])
+        .args(["glyphs", "--format", format, "--samples", samples, "--output"])
         .arg(&folder)
         .output()
         .expect("lockstep-trainer starts");
@@ -42,7 +42,7 @@ fn text(path: &Path) -> &str {
 fn a_run_on_pictures_predicts_evaluates_exports_and_lends_its_weights() {
     let _alone = alone();
     let scratch = tempfile::tempdir().expect("a folder");
-    let folder = pictures(scratch.path());
+    let folder = drawn(scratch.path(), "imagefolder", "1800");
     let dataset = format!(
         "{{format: imagefolder, uri: \"file://{}\", image: {{height: 28, width: 28, channels: 1}}}}",
         folder.display()
@@ -93,4 +93,29 @@ fn a_run_on_pictures_predicts_evaluates_exports_and_lends_its_weights() {
     assert_eq!(tuned.code, Some(0), "{}", tuned.said());
     let first = |run: &Run| run.steps()[0].seen_loss();
     assert!(first(&tuned) < 0.85 * first(&run), "{} after {}", first(&tuned), first(&run));
+}
+
+#[test]
+fn a_run_on_masks_predicts_a_mask_of_the_size_of_each_array() {
+    let _alone = alone();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = drawn(scratch.path(), "segmentation", "24");
+    let dataset = format!("{{format: segmentation, uri: \"file://{}\"}}", folder.display());
+    let manifest = Manifest::with(&dataset, 1)
+        .replaced("{name: lenet5}", "{name: unet, width: 2}")
+        .replaced("globalBatchSize: 64", "globalBatchSize: 4");
+    let run = Run::of("masks", &manifest, &[]).finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    let array = folder.join("train/images/000003.npy");
+    let masks = scratch.path().join("masks");
+    let words = ["predict", text(run.folder()), text(&array), "--masks", text(&masks), "-o", "json"];
+    let answer = answer(&words);
+    let classes = answer["predictions"][0]["classes"].as_array().expect("classes");
+    let pixels: f64 = classes.iter().filter_map(|class| class["pixels"].as_f64()).sum();
+    assert!(classes.len() == 4 && (pixels - 1.0).abs() < 1e-6, "{answer:#}");
+    // A PNG's width and height follow its signature and the head of its first chunk.
+    let png = fs::read(masks.join("000003.png")).expect("a mask");
+    assert_eq!(png[16..24], [0, 0, 0, 64, 0, 0, 0, 64]);
+    let again = said(&words);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("is already there"), "nothing is overwritten");
 }

@@ -140,6 +140,12 @@ impl Loader {
         }
     }
 
+    /// The number of micro-batches that are ready ahead of the training.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        self.shelf.ready()
+    }
+
     /// Goes on to the next step, past what is left of the one before; `None` after the last.
     pub fn next_step(&mut self) -> Option<StepShare> {
         while self.next_batch().is_some() {}

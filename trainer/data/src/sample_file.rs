@@ -3,33 +3,54 @@
 use std::{fs, path::Path};
 
 use crate::{
-    Normalise, Shape,
+    DataError, Normalise, Shape,
     augment::View,
-    picture::decode,
-    pictures::read_part,
+    image::Image,
     resample::{Scratch, resample},
 };
 
-/// Reads a JPEG or PNG file as a sample of this shape, channel × row × column, in the way of an
-/// evaluation: the greatest part in the middle that has the sample's proportions, resized and
-/// normalised. `normalise` has a mean and a deviation for each channel.
+/// A file as a sample.
+#[derive(Debug, PartialEq)]
+pub struct SampleFile {
+    /// Normalised: channel × row × column.
+    pub values: Vec<f32>,
+    /// Rows and columns of the picture itself.
+    pub size: (usize, usize),
+}
+
+/// Reads a JPEG or PNG file, or a NumPy array of bytes (`[height, width, channels]`), as a sample of
+/// this shape, in the way of an evaluation: the greatest part in the middle that has the sample's
+/// proportions, resized and normalised. `normalise` has a mean and a deviation for each channel.
 ///
 /// # Errors
 /// In words, why the file is no such picture.
-pub fn read_sample(path: &Path, shape: Shape, normalise: &Normalise) -> Result<Vec<f32>, String> {
+pub fn read_sample(path: &Path, shape: Shape, normalise: &Normalise) -> Result<SampleFile, String> {
     // Opening a pipe would wait for its writer.
     let found = fs::metadata(path).map_err(|error| error.to_string())?;
     if !found.is_file() {
-        return Err("it is no file; name JPEG or PNG pictures".to_owned());
+        return Err("it is no file; name JPEG, PNG or .npy files".to_owned());
     }
-    let mut encoded = Vec::new();
-    read_part(path, None, &mut encoded).map_err(|error| error.to_string())?;
-    let picture = decode(&encoded, shape.channels)?;
+    let image = Image::read(path, Some(shape.channels)).map_err(without_path)?;
+    let Shape { channels, height, width } = image.shape();
+    if channels != shape.channels {
+        return Err(format!("it has {channels} channels, and the model takes {}", shape.channels));
+    }
     let mut sample = vec![0; shape.bytes()];
-    let view = View::centred(picture.size(), shape);
-    resample(picture.as_picture(), &view, shape, &mut sample, &mut Scratch::default());
+    let view = View::centred((height, width), shape);
+    resample(image.as_picture(), &view, shape, &mut sample, &mut Scratch::default());
     let channels = sample.chunks(shape.height * shape.width).zip(normalise.levels());
-    Ok(channels.flat_map(|(pixels, levels)| pixels.iter().map(move |pixel| levels[usize::from(*pixel)])).collect())
+    let values = channels.flat_map(|(pixels, levels)| pixels.iter().map(move |pixel| levels[usize::from(*pixel)]));
+    Ok(SampleFile { values: values.collect(), size: (height, width) })
+}
+
+/// The caller names the file.
+fn without_path(error: DataError) -> String {
+    match error {
+        DataError::Read { source, .. } => source.to_string(),
+        DataError::NoArray { reason, .. } => reason,
+        DataError::Unlike { found, .. } => found,
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -40,7 +61,7 @@ mod tests {
     use crate::{
         Evaluation, PictureOptions,
         cifar::{self, Cifar},
-        imagefolder,
+        imagefolder, npy, picture,
     };
 
     #[test]
@@ -60,7 +81,9 @@ mod tests {
         let samples = imagefolder::read(folder.path(), 0.0, &options).expect("read").evaluation;
         let mut evaluation = Evaluation::new(&samples, 0..1, 1);
         let expected = evaluation.next_batch().expect("a sample").images.clone();
-        assert_eq!(read_sample(&files[0].0, samples.shape(), samples.normalise()).expect("a picture"), expected);
+        let found = read_sample(&files[0].0, samples.shape(), samples.normalise()).expect("a picture");
+        let size = picture::size(&fs::read(&files[0].0).expect("read")).expect("a picture");
+        assert_eq!((found.values, found.size), (expected, size));
     }
 
     #[test]
@@ -73,5 +96,8 @@ mod tests {
         assert_eq!(refused(&text), "it is neither JPEG nor PNG");
         assert!(refused(folder.path()).contains("no file"));
         assert!(refused(&folder.path().join("missing.png")).contains("No such file"));
+        let array = folder.path().join("bands.npy");
+        npy::write_bytes(&array, &[8, 8, 4], &[0; 256]).expect("written");
+        assert_eq!(refused(&array), "it has 4 channels, and the model takes 3");
     }
 }

@@ -8,6 +8,7 @@
 
 mod draw;
 mod mask;
+mod predicted;
 mod write;
 
 use std::{
@@ -16,16 +17,15 @@ use std::{
 };
 
 use self::mask::Mask;
-pub use self::{draw::draw, write::write};
+pub use self::{draw::draw, predicted::write_mask, write::write};
 use crate::{
     DataError, Dataset, Normalise, Samples, Shape,
     augment::View,
     held_out::{check_fraction, held_out},
+    image::{Image, has_end, unlike},
     look::{check_folder, look},
     masks::{Masks, nearest},
-    npy, picture,
-    pictures::read_part,
-    resample::{Picture, Scratch, resample},
+    resample::{Scratch, resample},
 };
 
 /// The value of pixels that do not count, by the convention of Pascal VOC and Cityscapes.
@@ -163,64 +163,11 @@ impl Pairs {
     }
 }
 
-fn unlike(path: &Path, found: impl ToString, expected: String) -> DataError {
-    DataError::Unlike { path: path.to_owned(), found: found.to_string(), expected }
-}
-
 /// The memory that one sample after the other uses.
 #[derive(Default)]
 struct Buffers {
     sample: Vec<u8>,
     scratch: Scratch,
-}
-
-/// The bytes of a picture, the channels of a pixel side by side.
-enum Image {
-    Array { shape: Shape, bytes: Vec<u8> },
-    Decoded { channels: usize, picture: picture::Decoded },
-}
-
-impl Image {
-    /// Reads an array, or decodes a picture into so many channels, 3 if it does not matter.
-    fn read(path: &Path, channels: Option<usize>) -> Result<Self, DataError> {
-        if !has_end(path, &["npy"]) {
-            let channels = channels.unwrap_or(3);
-            let mut encoded = Vec::new();
-            read_part(path, None, &mut encoded).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-            let decoded = picture::decode(&encoded, channels);
-            let undecodable = |reason| unlike(path, reason, "a picture or an array".to_owned());
-            return Ok(Self::Decoded { channels, picture: decoded.map_err(undecodable)? });
-        }
-        let npy::Array { shape, bytes } = npy::read_bytes(path)?;
-        let shape = match shape[..] {
-            [height, width, channels] => Shape { channels, height, width },
-            [height, width] => Shape { channels: 1, height, width },
-            _ => return Err(unlike(path, format_args!("{shape:?}"), "[height, width, channels]".to_owned())),
-        };
-        if shape.bytes() == 0 {
-            return Err(unlike(path, "an empty array", "[height, width, channels]".to_owned()));
-        }
-        Ok(Self::Array { shape, bytes })
-    }
-
-    fn shape(&self) -> Shape {
-        match self {
-            Self::Array { shape, .. } => *shape,
-            Self::Decoded { channels, picture } => {
-                let (height, width) = picture.size();
-                Shape { channels: *channels, height, width }
-            }
-        }
-    }
-
-    fn as_picture(&self) -> Picture<'_> {
-        match self {
-            Self::Array { shape: Shape { channels, height, width }, bytes } => {
-                Picture { pixels: bytes, height: *height, width: *width, channels: *channels }
-            }
-            Self::Decoded { picture, .. } => picture.as_picture(),
-        }
-    }
 }
 
 /// Pairs the pictures of a part with their masks, in the order of their names.
@@ -261,11 +208,6 @@ fn listed(folder: &Path, ends: &[&str]) -> Result<Vec<PathBuf>, DataError> {
     let mut files: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).filter(|path| has_end(path, ends)).collect();
     files.sort_by(|one, other| one.file_stem().cmp(&other.file_stem()));
     Ok(files)
-}
-
-fn has_end(path: &Path, ends: &[&str]) -> bool {
-    let end = path.extension().and_then(|end| end.to_str()).map(str::to_lowercase);
-    end.is_some_and(|end| ends.contains(&end.as_str()))
 }
 
 #[cfg(test)]

@@ -58,6 +58,11 @@ impl Shelf {
         batch
     }
 
+    /// The number of micro-batches that are ready.
+    pub(super) fn ready(&self) -> usize {
+        self.lock().ready.len()
+    }
+
     /// Puts a micro-batch on the shelf, unless the training has prepared it meanwhile.
     pub(super) fn put(&self, index: u64, batch: Batch) {
         let mut state = self.lock();

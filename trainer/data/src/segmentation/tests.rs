@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Augment, Evaluation, Loader, Order, Seat, batches::Batches};
+use crate::{Augment, Evaluation, Loader, Order, Seat, batches::Batches, npy};
 use std::{collections::BTreeMap, sync::Arc};
 
 const OPTIONS: Options = Options { classes: None, ignored: IGNORED, shape: None };
