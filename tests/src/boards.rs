@@ -34,6 +34,19 @@ impl Query {
     }
 }
 
+/// Returns the smallest and the greatest value that the unit of a query allows.
+#[must_use]
+pub fn range(query: &Query) -> (f64, f64) {
+    match query.unit.as_deref() {
+        // Its baseline is measured while other programs may take turns on the cores.
+        Some("percentunit") if query.legend == "scaling" => (0.0, 2.0),
+        Some("percentunit") => (0.0, 1.01),
+        // Clocks of processes are read at different moments.
+        Some("s") => (-2.0, 1e6),
+        Some(_) | None => (0.0, f64::MAX),
+    }
+}
+
 /// Reads a board: job, fleet or operator.
 ///
 /// # Errors

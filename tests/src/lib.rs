@@ -13,6 +13,7 @@ pub mod namespaces;
 pub mod object_store;
 pub mod object_store_proxy;
 pub mod packages;
+pub mod prometheus;
 pub mod samples;
 
 use std::{

@@ -20,10 +20,16 @@ pub fn of_job(folder: &Path) -> Option<String> {
     of_process(folder, "coordinator")
 }
 
-fn of_process(folder: &Path, process: &str) -> Option<String> {
+/// Returns the address at which a process of a run serves its metrics: `worker-0`, `coordinator`.
+#[must_use]
+pub fn address(folder: &Path, process: &str) -> Option<String> {
     let log = fs::read_to_string(folder.join(format!("logs/{process}.log"))).ok()?;
     // The last address is that of the newest process of this name.
-    let address = log.split_whitespace().filter_map(|word| word.strip_prefix("metrics=")).next_back()?;
+    log.split_whitespace().filter_map(|word| word.strip_prefix("metrics=")).next_back().map(str::to_owned)
+}
+
+fn of_process(folder: &Path, process: &str) -> Option<String> {
+    let address = address(folder, process)?;
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").ok()?;
     let mut response = String::new();

@@ -9,6 +9,7 @@ mod observe;
 mod patient_watch;
 mod reconcile;
 mod serve;
+mod work_queue;
 
 use std::{io::IsTerminal, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use jiff::Timestamp;
@@ -14,8 +14,12 @@ use lockstep_launch::{Elastic, GroupChange, StandardError};
 use lockstep_metrics::{Exporter, JobSeries, Sample, changes, progress, table};
 use prometheus::{Error, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 
+use crate::work_queue::WorkQueue;
+
 /// Buckets of the duration of one reconciliation, in seconds.
 const RECONCILE_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0];
+/// Buckets of the time that a job's news waits, in seconds.
+const WAIT_SECONDS: [f64; 8] = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0];
 /// Buckets of the time that a job takes to start, in seconds.
 const START_SECONDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
@@ -48,6 +52,9 @@ pub(crate) struct Metrics {
     reconciles: IntCounterVec,
     errors: IntCounterVec,
     duration: Histogram,
+    queue: WorkQueue,
+    queue_depth: IntGauge,
+    queue_wait: Histogram,
     time_to_running: Histogram,
     time_to_first_step: Histogram,
     /// Requests to the API server.
@@ -86,6 +93,9 @@ impl Metrics {
             reconciles,
             errors: table::RECONCILE_ERRORS.whole_counters(&registry)?,
             duration: table::RECONCILE_DURATION.histogram(&registry, &RECONCILE_SECONDS)?,
+            queue: WorkQueue::default(),
+            queue_depth: table::WORKQUEUE_DEPTH.whole_gauge(&registry)?,
+            queue_wait: table::WORKQUEUE_WAIT.histogram(&registry, &WAIT_SECONDS)?,
             time_to_running: table::TIME_TO_RUNNING.histogram(&registry, &START_SECONDS)?,
             time_to_first_step: table::TIME_TO_FIRST_STEP.histogram(&registry, &START_SECONDS)?,
             api_requests: table::API_REQUESTS.whole_counters(&registry)?,
@@ -104,6 +114,18 @@ impl Metrics {
     pub(crate) fn reconciled(&self, result: ReconcileResult, took: Duration) {
         self.reconciles.with_label_values(&[result.label()]).inc();
         self.duration.observe(took.as_secs_f64());
+    }
+
+    /// Notes that a job waits for its reconciliation.
+    pub(crate) fn has_news(&self, namespace: String, name: String) {
+        self.queue.news((namespace, name), Instant::now());
+    }
+
+    /// Notes that the turn of a job has come, or that it is gone.
+    pub(crate) fn takes_turn(&self, namespace: String, name: String) {
+        if let Some(waited) = self.queue.turn(&(namespace, name), Instant::now()) {
+            self.queue_wait.observe(waited.as_secs_f64());
+        }
     }
 
     /// Counts a reconciliation that failed.
@@ -158,6 +180,7 @@ impl Metrics {
 
     /// Writes all metrics in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<String, Error> {
+        self.queue_depth.set(self.queue.depth() as i64);
         self.dropped_lines.inc_by(StandardError::dropped_lines().saturating_sub(self.dropped_lines.get()));
         // The lock is held until the text is made, because a second scrape resets the series.
         let families = {

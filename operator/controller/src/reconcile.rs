@@ -108,7 +108,12 @@ pub(crate) async fn drive(
     // Nothing is decided before everything was listed once. A pod that is not seen yet would look
     // lost.
     let ready = stream::once(all_listed(watches)).filter_map(|()| async { None::<ObjectRef<StoredJob>> });
-    let queue = ready.chain(stream::select(Box::pin(changed), touched)).map(Ok::<_, watcher::Error>).take_until(stop);
+    let waiting = Arc::clone(metrics);
+    let waits = move |job: &ObjectRef<StoredJob>| {
+        waiting.has_news(job.namespace.clone().unwrap_or_default(), job.name.clone());
+    };
+    let news = ready.chain(stream::select(Box::pin(changed), touched)).inspect(waits);
+    let queue = news.map(Ok::<_, watcher::Error>).take_until(stop);
     applier(
         |job, scope: Arc<Scope>| Box::pin(reconcile(job, scope)),
         after_error,
@@ -119,8 +124,11 @@ pub(crate) async fn drive(
     )
     .for_each(|result| async {
         match result {
-            // Either logged where it happened, or about a job that is gone.
-            Ok(_) | Err(ControllerError::ReconcilerFailed(..) | ControllerError::ObjectNotFound(_)) => {}
+            // Logged where it happened.
+            Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
+            Err(ControllerError::ObjectNotFound(gone)) => {
+                metrics.takes_turn(gone.namespace.clone().unwrap_or_default(), gone.name.clone());
+            }
             Err(error) => error!(%error, "queue"),
         }
     })
@@ -172,6 +180,7 @@ fn trim(job: &mut StoredJob) {
 
 async fn reconcile(job: Arc<StoredJob>, scope: Arc<Scope>) -> Result<Action, ApplyError> {
     let Ok(_slot) = scope.operator.slots.acquire().await else { return Ok(Action::await_change()) };
+    scope.operator.metrics.takes_turn(job.namespace().unwrap_or_default(), job.name_any());
     let started = Instant::now();
     let result = observe_plan_apply(&job, &scope).await;
     let outcome = match &result {

@@ -1,10 +1,18 @@
 //! The metrics of a run: Prometheus' own tool accepts them, and they tell the truth.
 
+use std::{
+    net::TcpListener,
+    process::Command,
+    time::{Duration, Instant},
+};
+
 use lockstep_tests::{
-    chart::promtool_objections,
-    metrics::{of_job, of_worker, value},
+    chart::{promtool, promtool_objections},
+    metrics::{address, of_job, of_worker, value},
+    prometheus::Prometheus,
     skip,
 };
+use serde_json::json;
 
 use crate::run::{Manifest, Run, alone};
 
@@ -65,48 +73,111 @@ fn promtool_accepts_the_metrics_of_a_worker_and_of_the_job() {
     }
 }
 
-#[test]
-fn phases_and_efficiencies_of_a_job_with_known_times_are_right() {
-    let _alone = alone();
-    let trainer = lockstep_tests::products().join("examples/known_times");
-    let data = "{format: glyphs, samples: 1000}";
-    let manifest = Manifest::glyphs(1000, 1000)
-        .replaced("{name: lenet5}", "{name: own}")
-        .replaced(data, "{format: own}")
-        .replaced("bucketBytes: 64Ki", "backend: tcp");
-    let run = Run::of("known-times", &manifest, &["--trainer", trainer.to_str().expect("UTF-8")]);
-    run.wait_for_step(50);
-    let before = [0, 1].map(|worker| metrics(&run, worker));
-    run.wait_for_step(200);
-    let after = [0, 1].map(|worker| metrics(&run, worker));
-    let job = of_the_job(&run);
-    let per_step = |worker: usize, phase: &str| {
-        let spent = |text: &str| labelled(text, "lockstep_phase_seconds_total", phase).expect("a phase");
-        let steps = |text: &str| value(text, "lockstep_steps_total").expect("steps");
-        (spent(&after[worker]) - spent(&before[worker])) / (steps(&after[worker]) - steps(&before[worker]))
-    };
-    // A step has 32 samples for each worker: 32 ms for worker 0, 64 ms for worker 1.
-    for (worker, phase, truth) in [(0, "compute", 0.032), (0, "barrier_wait", 0.032), (1, "compute", 0.064)] {
-        let found = per_step(worker, phase);
-        assert!((found / truth - 1.0).abs() < 0.05, "{phase} of worker {worker}: {found} s a step, not {truth}");
+/// A run of a model that only sleeps, and a Prometheus that scrapes it.
+struct KnownTimes {
+    run: Run,
+    prometheus: Prometheus<'static>,
+}
+
+impl KnownTimes {
+    /// Starts two workers. The times are milliseconds a sample: computing on worker 0, computing on
+    /// worker 1, reading on both. Each worker has half of a step's 64 samples.
+    fn start(name: &str, times: [f64; 3]) -> Self {
+        let trainer = lockstep_tests::products().join("examples/known_times");
+        let manifest = Manifest::glyphs(1000, 1000)
+            .replaced("{name: lenet5}", "{name: own}")
+            .replaced("{format: glyphs, samples: 1000}", "{format: own}")
+            .replaced("bucketBytes: 64Ki", "backend: tcp");
+        let variables = vec![("KNOWN_TIMES".to_owned(), times.map(|time| time.to_string()).join(" "))];
+        let arguments = ["--trainer", trainer.to_str().expect("UTF-8")];
+        let run = Run::with_variables(name, &manifest, &arguments, variables);
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let prometheus = Prometheus::start(&free.to_string(), |program| Command::new(program)).expect("Prometheus");
+        run.wait_for_step(20);
+        let target = |process: &str| {
+            let address = address(run.folder(), process).expect("it serves metrics");
+            json!({"targets": [address], "labels": {"pod": process}})
+        };
+        prometheus.scrape(&["worker-0", "worker-1", "coordinator"].map(target)).expect("targets");
+        Self { run, prometheus }
     }
-    let waited = per_step(1, "barrier_wait");
-    assert!(waited < 0.002, "worker 1 is the slowest and waited {waited} s a step for others");
-    for (metric, truth) in [("lockstep_load_balance_ratio", 0.75), ("lockstep_communication_efficiency_ratio", 1.0)] {
-        let found = value(&job, metric).unwrap_or_default();
-        assert!((found / truth - 1.0).abs() < 0.05, "{metric} is {found}, not {truth}");
+
+    /// Lets it train for as long as the rates of the queries look back.
+    fn train(&self) {
+        let end = Instant::now() + WINDOW + Duration::from_secs(3);
+        self.run.wait_until("some seconds of training", || Instant::now() > end);
     }
-    for (before, after) in before.iter().zip(&after) {
-        let wall = |text: &str| value(text, "lockstep_heartbeat_timestamp_seconds").expect("a heartbeat");
-        let (phases, wall) = (phases(after) - phases(before), wall(after) - wall(before));
-        assert!((phases / wall - 1.0).abs() < 0.01, "the phases add up to {phases} s of {wall} s:\n{after}");
+
+    /// Returns the only value of a query.
+    fn value(&self, query: &str) -> f64 {
+        let found = self.prometheus.query(query).expect("an answer");
+        let [value] = found[..] else { panic!("{query}: {found:?}\n{}", self.run.said()) };
+        value
+    }
+
+    /// Asserts that a value is within 5 % of the truth.
+    fn assert(&self, query: &str, truth: f64) {
+        let found = self.value(query);
+        assert!((found / truth - 1.0).abs() < 0.05, "{query} is {found}, not {truth}");
     }
 }
 
-/// Returns the seconds of all phases together.
-fn phases(text: &str) -> f64 {
-    let of_phases = text.lines().filter(|line| line.starts_with("lockstep_phase_seconds_total{"));
-    of_phases.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+/// The time over which rates are taken.
+const WINDOW: Duration = Duration::from_secs(8);
+
+/// Returns the query for the seconds that a worker spends with a phase in a step.
+fn per_step(worker: usize, phase: &str) -> String {
+    let seconds = format!("rate(lockstep_phase_seconds_total{{pod=\"worker-{worker}\",phase=\"{phase}\"}}[8s])");
+    format!("sum({seconds}) / sum(rate(lockstep_steps_total{{pod=\"worker-{worker}\"}}[8s]))")
+}
+
+#[test]
+fn prometheus_knows_the_phases_and_efficiencies_of_a_job_with_known_times() {
+    let test = "prometheus_knows_the_phases_and_efficiencies_of_a_job_with_known_times";
+    if let Err(why) = promtool() {
+        return skip(test, &format!("{why:#}"));
+    }
+    let _alone = alone();
+    let known = KnownTimes::start("known-times", [1.0, 2.0, 0.5]);
+    known.train();
+    let wait = "barrier_wait";
+    for (worker, phase, truth) in
+        [(0, "compute", 0.032), (1, "compute", 0.064), (0, wait, 0.032), (0, "data", 0.016), (1, "data", 0.016)]
+    {
+        known.assert(&per_step(worker, phase), truth);
+    }
+    let waited = known.value(&per_step(1, wait));
+    assert!(waited < 0.002, "worker 1 is the slowest and waited {waited} s a step for others");
+    for worker in [0, 1] {
+        // Counters and heartbeat are from the same scrapes.
+        let of_worker = format!("pod=\"worker-{worker}\"");
+        let all = known.value(&format!("sum(rate(lockstep_phase_seconds_total{{{of_worker}}}[8s]))"));
+        let wall = known.value(&format!("deriv(lockstep_heartbeat_timestamp_seconds{{{of_worker}}}[8s])"));
+        assert!((all / wall - 1.0).abs() < 0.01, "the phases of worker {worker} add up to {all} of {wall} s");
+    }
+    known.assert("lockstep_throughput_samples_per_second", 64.0 / 0.080);
+    known.assert("lockstep_load_balance_ratio", 0.75);
+    known.assert("lockstep_communication_efficiency_ratio", 0.8);
+    known.assert("lockstep_parallel_efficiency_ratio", 0.6);
+}
+
+#[test]
+fn made_up_loads_have_the_load_balance_and_the_efficiencies_that_pop_tells() {
+    let test = "made_up_loads_have_the_load_balance_and_the_efficiencies_that_pop_tells";
+    if let Err(why) = promtool() {
+        return skip(test, &format!("{why:#}"));
+    }
+    let _alone = alone();
+    // Load balance = (a + b) / 2b, communication efficiency = b / (b + the rest of the step).
+    for (balance, communication) in [(0.73, 0.41), (0.67, 0.19), (0.65, 0.31)] {
+        let slow = 0.8;
+        let times = [slow * (2.0 * balance - 1.0), slow, slow / communication - slow];
+        let known = KnownTimes::start("made-up-loads", times);
+        known.train();
+        known.assert("lockstep_load_balance_ratio", balance);
+        known.assert("lockstep_communication_efficiency_ratio", communication);
+        known.assert("lockstep_parallel_efficiency_ratio", balance * communication);
+    }
 }
 
 /// Returns the value of a series with this value of its own label.

@@ -100,6 +100,10 @@ table! {
         "Failed reconciliations of a job, by reason.";
     RECONCILE_DURATION = Operator Histogram Seconds "reconcile_duration_seconds" []
         "Time that one reconciliation of a job takes.";
+    WORKQUEUE_DEPTH = Operator Gauge Count "workqueue_depth" []
+        "Jobs with news that wait for their reconciliation.";
+    WORKQUEUE_WAIT = Operator Histogram Seconds "workqueue_wait_seconds" []
+        "Time from the news of a job until its reconciliation begins.";
     API_REQUESTS = Operator Counter Count "api_requests_total" ["verb", "resource", "code"]
         "Requests to the API server, by verb, resource and the answer's status code (none: no answer).";
     WATCH_RESTARTS = Operator Counter Count "watch_restarts_total" []
@@ -205,6 +209,10 @@ table! {
         "Wall time of one checkpoint: stall while training stood still, save from then until it was whole.";
     CHECKPOINT_FAILURES = Worker Counter Count "checkpoint_failures_total" []
         "Checkpoints that could not be saved.";
+    DATA_QUEUE_DEPTH = Worker Gauge Count "data_queue_depth" []
+        "Micro-batches that were ready when the newest step began. 0, step after step, means that training waits for data.";
+    DEVICE_MEMORY = Worker Gauge Bytes "device_memory_bytes" ["kind"]
+        "Memory that this worker's devices need, by kind: weights, gradients, optimizer, activations, and samples kept in memory.";
     HEARTBEAT = Worker Gauge Timestamp "heartbeat_timestamp_seconds" []
         "Time when this worker ended its newest step.";
 

@@ -18,6 +18,12 @@ pub trait OwnModel {
     /// The number of samples.
     fn samples(&self) -> SampleCounts;
 
+    /// Brings samples into memory, from a disk for example. `judge_all` gets the same ones next. The
+    /// time counts as phase `data`. Default: nothing, for samples that are in memory or computed.
+    fn read(&self, samples: &[u64]) {
+        let _ = samples;
+    }
+
     /// Judges the weights by one sample. If there are `gradients`, adds those of its loss to them.
     fn judge(&self, weights: &[&[f32]], sample: u64, gradients: Option<&mut [&mut [f32]]>) -> Judged;
 

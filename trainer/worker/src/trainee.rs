@@ -73,6 +73,18 @@ pub trait Trainee {
         announce: &mut dyn FnMut(usize, Box<dyn Bucket>),
     ) -> Duration;
 
+    /// The number of micro-batches that are ready for the next step. `None` if this trainee prepares
+    /// none ahead.
+    fn queued(&self) -> Option<usize> {
+        None
+    }
+
+    /// The memory of this trainee's devices in bytes, by kind: weights, gradients, optimizer,
+    /// activations, samples.
+    fn memory(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Copies some gradients as they are now, after all buckets of a step were given back.
     fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]);
 

@@ -72,6 +72,7 @@ impl Process<'_> {
         let Self { launch, metrics, stop, ready } = self;
         storage::check_variables(launch)?;
         let trainee = make(launch, workload)?;
+        metrics.needs_memory(&trainee.memory());
         let samples = trainee.samples();
         let last_step = replay.and_then(|replay| replay.last_step);
         let recipe = Recipe::new(&workload.training, samples.training, last_step);

@@ -1,13 +1,14 @@
-//! A real Prometheus scrapes operator and workers, and promtool accepts their metrics.
+//! A real Prometheus scrapes operator and workers, every query of the boards has values, and
+//! promtool accepts the metrics.
 
-use std::{
-    fs,
-    process::{Child, Stdio},
-};
+use std::{fs, thread, time::Duration};
 
 use lockstep_tests::{
+    boards::{Query, board, queries, range},
     chart::{self, NAMESPACE},
     cluster::{Cluster, wait_for},
+    prometheus::{Prometheus, Series},
+    target,
 };
 use serde_json::{Value, json};
 
@@ -18,65 +19,50 @@ use super::{
     job::{Job, glyphs},
 };
 
-const ADDRESS: &str = "127.0.0.1:9090";
+const BOARDS: [&str; 3] = ["job", "fleet", "operator"];
+/// The time between two changes of the group: a rate needs some samples.
+const PHASE: Duration = Duration::from_secs(10);
 
-/// Prometheus inside the cluster's network. Dropping it ends it.
-struct Prometheus<'a> {
+/// Prometheus inside the cluster's network, with every container port called `metrics` of some
+/// namespaces, as the chart's monitors find them.
+struct Scraper<'a> {
     cluster: &'a Cluster,
-    child: Child,
-    _folder: tempfile::TempDir,
+    namespaces: [&'a str; 2],
+    prometheus: Prometheus<'a>,
 }
 
-impl<'a> Prometheus<'a> {
-    /// Scrapes every container port called `metrics` of the namespaces, as the chart's monitors do.
-    ///
-    /// Debian's Prometheus is built without discovery of pods, so it gets a list of them.
-    fn start(cluster: &'a Cluster, namespaces: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("written");
-        let targets: Vec<Value> = namespaces.iter().flat_map(|namespace| targets(cluster, namespace)).collect();
-        write("targets.json", &Value::from(targets).to_string());
-        write(
-            "prometheus.yml",
-            "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: pods, file_sd_configs: [{files: [targets.json]}]}]\n",
-        );
-        let child = cluster
-            .inside("prometheus")
-            .arg("--config.file=prometheus.yml")
-            .arg("--storage.tsdb.path=data")
-            .arg(format!("--web.listen-address={ADDRESS}"))
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("Prometheus starts");
-        Self { cluster, child, _folder: folder }
+impl<'a> Scraper<'a> {
+    /// Each port belongs to one test. Tests run side by side.
+    fn start(cluster: &'a Cluster, port: u16, namespaces: [&'a str; 2]) -> Self {
+        let prometheus = Prometheus::start(&format!("127.0.0.1:{port}"), |program| cluster.inside(program));
+        let scraper = Self { cluster, namespaces, prometheus: prometheus.expect("Prometheus starts") };
+        scraper.look_again();
+        scraper
     }
 
-    /// Returns the values of a query, one for each series.
-    fn query(&self, query: &str) -> Vec<f64> {
-        let mut command = self.cluster.inside("promtool");
-        command.args(["query", "instant", "--format=json", &format!("http://{ADDRESS}"), query]);
-        let answer = command.output().expect("promtool runs");
-        let series: Vec<Value> = serde_json::from_slice(&answer.stdout).unwrap_or_default();
-        series.iter().filter_map(|series| series["value"][1].as_str()?.parse().ok()).collect()
+    /// Scrapes the pods that there are now.
+    fn look_again(&self) {
+        let targets: Vec<Value> =
+            self.namespaces.iter().flat_map(|namespace| targets(self.cluster, namespace)).collect();
+        self.prometheus.scrape(&targets).expect("a list of targets");
+    }
+
+    /// Scrapes for a while, whatever pods come and go.
+    fn watch(&self, time: Duration) {
+        for _ in 0..time.as_secs() {
+            self.look_again();
+            thread::sleep(Duration::from_secs(1));
+        }
     }
 
     fn wait(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
         let mut last = Vec::new();
         wait_for(query, PATIENCE, || {
-            last = self.query(query);
+            self.look_again();
+            last = self.prometheus.query(query).unwrap_or_default();
             holds(&last)
         })
         .unwrap_or_else(|error| panic!("{error}: {last:?}"));
-    }
-}
-
-impl Drop for Prometheus<'_> {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -89,7 +75,9 @@ fn targets(cluster: &Cluster, namespace: &str) -> Vec<Value> {
         let containers = pod["spec"]["containers"].as_array().expect("containers");
         let ports = containers.iter().flat_map(|container| container["ports"].as_array().into_iter().flatten());
         for port in ports.filter(|port| port["name"] == "metrics") {
-            let address = format!("{}:{}", pod["status"]["podIP"].as_str().expect("an address"), port["containerPort"]);
+            // A pod that has just been made has none.
+            let Some(address) = pod["status"]["podIP"].as_str() else { continue };
+            let address = format!("{address}:{}", port["containerPort"]);
             found.push(json!({
                 "targets": [address], "labels": {"namespace": namespace, "pod": pod["metadata"]["name"]},
             }));
@@ -105,7 +93,7 @@ fn prometheus_scrapes_the_metrics_of_operator_and_workers() {
     let namespace = restricted(client, "metrics");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 2000).to_string());
     job.wait_for_step(100);
-    let prometheus = Prometheus::start(&cluster, &[NAMESPACE, namespace.name()]);
+    let prometheus = Scraper::start(&cluster, 9090, [NAMESPACE, namespace.name()]);
     let of_job = format!("namespace=\"{}\"", namespace.name());
     prometheus.wait(&format!("up{{namespace=\"{NAMESPACE}\"}}"), |up| up == [1.0]);
     prometheus.wait(&format!("up{{{of_job},pod=~\"lenet-worker-.*\"}}"), |up| up == [1.0, 1.0]);
@@ -130,4 +118,95 @@ fn promtool_accepts_the_operators_metrics() {
     let text = chart::operator_metrics(client).expect("metrics");
     assert!(text.contains("lockstep_status_phase") && text.contains(namespace.name()), "{text}");
     assert_eq!(chart::promtool_objections(&text).expect("promtool"), "", "{text}");
+}
+
+#[test]
+fn every_query_of_every_board_has_values_on_a_prometheus_that_scraped_an_elastic_run() {
+    let test = "every_query_of_every_board_has_values_on_a_prometheus_that_scraped_an_elastic_run";
+    let Some(cluster) = cluster(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "boards");
+    let mut manifest = glyphs("lenet", 5000);
+    manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
+    manifest["spec"]["communication"] = json!({"backend": "tcp"});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    let short = Job::apply(client, namespace.name(), "short", &glyphs("short", 1).to_string());
+    let scraper = Scraper::start(&cluster, 9091, [NAMESPACE, namespace.name()]);
+    job.wait_for_step(100);
+    let ready = |workers: u64| {
+        job.wait("workers", |status| {
+            scraper.look_again();
+            status["readyReplicas"] == workers && status["membership"]["worldSize"] == workers
+        });
+        scraper.watch(PHASE);
+    };
+    ready(2);
+    // One worker alone gives the line to compare with.
+    job.kubectl(&["scale", "tj", "lenet", "--replicas=1"]);
+    ready(1);
+    job.kubectl(&["scale", "tj", "lenet", "--replicas=3"]);
+    ready(3);
+    cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");
+    job.wait("a replacement", |status| status["replacements"] == 1);
+    ready(3);
+    short.wait_for_phase("Complete");
+    scraper.watch(PHASE);
+
+    // Pictures of the boards are drawn from these.
+    let folder = target().join("boards");
+    fs::create_dir_all(&folder).expect("a folder");
+    let mut wrong = Vec::new();
+    for name in BOARDS {
+        let mut answers = Vec::new();
+        for query in queries(&board(name).expect("a board")) {
+            let text = query.filled(&[
+                ("__rate_interval", "10s"),
+                ("__interval", "1s"),
+                ("__range", "60s"),
+                ("namespace", namespace.name()),
+                ("job", "lenet"),
+            ]);
+            if query.asks_for_names() {
+                let (selector, label) = names_asked(&text);
+                let found = scraper.prometheus.label_values(selector, label).expect(&text);
+                println!("{name:8} {:34} {found:?}", query.of);
+                wrong.extend(found.is_empty().then(|| format!("{name}: no names of {text}")));
+                continue;
+            }
+            let series = scraper.prometheus.series(&text).expect(&text);
+            wrong.extend(
+                objection(&query, &series).map(|objection| format!("{name}: {}: {objection}: {text}", query.of)),
+            );
+            println!("{name:8} {:34} {:14} {}", query.of, query.legend, extent(&series));
+            let raw: Vec<_> = series.into_iter().map(|series| series.raw).collect();
+            answers.push(json!({"panel": query.of, "legend": query.legend, "series": raw}));
+        }
+        fs::write(folder.join(format!("{name}.json")), Value::from(answers).to_string()).expect("written");
+    }
+    job.delete();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Returns the selector and the label of Grafana's `label_values(SELECTOR, LABEL)`.
+fn names_asked(text: &str) -> (&str, &str) {
+    let inner = text.strip_prefix("label_values(").and_then(|text| text.strip_suffix(')')).expect("label_values");
+    inner.rsplit_once(", ").expect("a selector and a label")
+}
+
+/// Returns what is wrong with the answer to a query.
+fn objection(query: &Query, series: &[Series]) -> Option<String> {
+    let (low, high) = range(query);
+    let mut values = series.iter().flat_map(|series| &series.values).peekable();
+    if values.peek().is_none() {
+        return Some("no values".to_owned());
+    }
+    let odd = values.find(|value| !value.is_finite() || **value < low || **value > high)?;
+    Some(format!("{odd} is not in {low} to {high}"))
+}
+
+/// Returns the number of series, and their least and greatest value.
+fn extent(series: &[Series]) -> String {
+    let values = || series.iter().flat_map(|series| series.values.iter().copied());
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+    format!("{:3} series, {least:.4} to {most:.4}", series.len())
 }

@@ -55,6 +55,18 @@ const fn remedy(in_cluster: bool) -> &'static str {
 }
 
 impl Needs {
+    /// Returns the bytes by kind, for the metrics.
+    pub(crate) fn by_kind(&self) -> Vec<(&'static str, u64)> {
+        let Self { weights, gradients, optimizer, activations, samples } = *self;
+        vec![
+            ("weights", weights),
+            ("gradients", gradients),
+            ("optimizer", optimizer),
+            ("activations", activations),
+            ("samples", samples),
+        ]
+    }
+
     /// Returns the bytes of one worker.
     const fn total(&self) -> u64 {
         let Self { weights, gradients, optimizer, activations, samples } = *self;

@@ -359,6 +359,11 @@ impl TrainingState {
         self.trainee.copy_gradients(part, values);
     }
 
+    /// Returns the number of micro-batches that are ready for the next step, if any are prepared.
+    pub(crate) fn queued(&self) -> Option<usize> {
+        self.trainee.queued()
+    }
+
     /// Returns the ranges of the gradient arena in the order in which backward completes them.
     pub(crate) fn ready_order(&self) -> Vec<Range<usize>> {
         self.trainee.ready_order()

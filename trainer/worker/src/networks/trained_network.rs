@@ -39,6 +39,7 @@ struct TrainedNetwork {
     /// The weights to begin with, if the manifest names any.
     initial: Option<InitialWeights>,
     micro_batch: usize,
+    needs: Needs,
     /// True if micro-batches consist of whole virtual shards.
     whole_shards: bool,
     shares: Option<Shares>,
@@ -54,8 +55,9 @@ pub(crate) fn open(launch: &Launch, workload: &Workload) -> Result<Box<dyn Train
     let dataset = dataset::open(workload, dataset::ending_at(&launch.ending))?;
     let network = model::network(workload, &dataset)?;
     let rule = UpdateRule::new(&workload.training, model::has_norms(&network));
-    memory::check(launch, &needs(workload, &rule, &network, &dataset))?;
-    Ok(Box::new(TrainedNetwork::new(workload, rule, &network, dataset)?))
+    let needs = needs(workload, &rule, &network, &dataset);
+    memory::check(launch, &needs)?;
+    Ok(Box::new(TrainedNetwork::new(workload, rule, &network, dataset, needs)?))
 }
 
 /// Returns the bytes that a worker needs.
@@ -77,7 +79,13 @@ fn needs(workload: &Workload, rule: &UpdateRule, network: &Network, dataset: &Da
 }
 
 impl TrainedNetwork {
-    fn new(workload: &Workload, rule: UpdateRule, network: &Network, dataset: Dataset) -> Result<Self, Failure> {
+    fn new(
+        workload: &Workload,
+        rule: UpdateRule,
+        network: &Network,
+        dataset: Dataset,
+        needs: Needs,
+    ) -> Result<Self, Failure> {
         let UpdateRule { optimizer, clip_norm } = rule;
         let (micro_batch, precision) = (micro_batch(&workload.training), model::precision(&workload.training));
         let make = || {
@@ -104,6 +112,7 @@ impl TrainedNetwork {
             description,
             initial: workload.model.weights.clone(),
             micro_batch,
+            needs,
             whole_shards: model::computes_over_shards(network),
             shares: None,
             loaders: Vec::new(),
@@ -199,6 +208,14 @@ impl Trainee for TrainedNetwork {
                 further.gradients(first, loaders, step, *seed, work, announce)
             }
         }
+    }
+
+    fn queued(&self) -> Option<usize> {
+        Some(self.loaders.iter().map(Loader::ready).sum())
+    }
+
+    fn memory(&self) -> Vec<(&'static str, u64)> {
+        self.needs.by_kind()
     }
 
     fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {

@@ -37,6 +37,7 @@ struct TrainedModel<M> {
     rule: UpdateRule,
     /// The most samples that the model gets at once.
     micro_batch: usize,
+    needs: Needs,
     /// The weights, then each slot of the optimiser; each as long as the table says.
     state: Arena,
     /// The gradients, and the elements beside them.
@@ -78,8 +79,9 @@ pub(crate) fn open(
     let rule = UpdateRule::new(&workload.training, false);
     let bytes = (table.elements() * size_of::<f32>()) as u64;
     let optimizer = bytes * rule.optimizer.slots().len() as u64;
-    memory::check(launch, &Needs { weights: bytes, gradients: bytes, optimizer, ..Needs::default() })?;
-    Ok(Box::new(TrainedModel::new(model, table, rule, micro_batch(&workload.training))))
+    let needs = Needs { weights: bytes, gradients: bytes, optimizer, ..Needs::default() };
+    memory::check(launch, &needs)?;
+    Ok(Box::new(TrainedModel::new(model, table, rule, micro_batch(&workload.training), needs)))
 }
 
 /// Lays the parameters out.
@@ -106,7 +108,7 @@ fn table(parameters: &[Parameter]) -> Result<ParamTable, String> {
 }
 
 impl<M: OwnModel> TrainedModel<M> {
-    fn new(model: M, table: ParamTable, rule: UpdateRule, micro_batch: usize) -> Self {
+    fn new(model: M, table: ParamTable, rule: UpdateRule, micro_batch: usize, needs: Needs) -> Self {
         let samples = model.samples();
         let shapes: Vec<_> = table.parameters().iter().map(|parameter| (&parameter.name, &parameter.shape)).collect();
         let described = format!("{samples:?} {} {shapes:?}", model.data_version());
@@ -120,24 +122,29 @@ impl<M: OwnModel> TrainedModel<M> {
             table,
             rule,
             micro_batch,
+            needs,
             shares: None,
             own: Trained { loss: 0.0, taken: Tally::default() },
         }
     }
 
-    /// Adds the gradients of all of `samples` to those of the arena.
-    fn add_gradients(&self, samples: &[u64], work: &ActivityMonitor) -> Trained {
+    /// Adds the gradients of all of `samples` to those of the arena. Also returns how long it took
+    /// to read them.
+    fn add_gradients(&self, samples: &[u64], work: &ActivityMonitor) -> (Trained, Duration) {
         let state = self.state.view::<f32>(0..self.table.elements());
         let weights = parameters(&self.table, &state);
         let mut arena = self.gradients.lease::<f32>(0..self.gradients.len());
         arena.fill(0.0);
         let mut gradients = parameters_mut(&self.table, &mut arena);
-        let mut all = Judged::default();
+        let (mut all, mut reading) = (Judged::default(), Duration::ZERO);
         for samples in samples.chunks(self.micro_batch) {
+            let begun = Instant::now();
+            self.model.read(samples);
+            reading += begun.elapsed();
             work.moved();
             all = all.plus(self.model.judge_all(&weights, samples, Some(&mut gradients)));
         }
-        Trained { loss: all.loss, taken: samples.iter().copied().collect() }
+        (Trained { loss: all.loss, taken: samples.iter().copied().collect() }, reading)
     }
 
     fn whole_state(&self) -> Lease {
@@ -208,7 +215,8 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
     ) -> Duration {
         let Some((shares, seat)) = &self.shares else { panic!("step {} was not expected", step.index) };
         let samples: Vec<u64> = shares.samples(*seat, step, self.samples.training).collect();
-        self.own = self.add_gradients(&samples, work);
+        let (own, reading) = self.add_gradients(&samples, work);
+        self.own = own;
         let elements = self.table.elements();
         let mut arena = self.gradients.lease::<f32>(0..self.gradients.len());
         let scale = 1.0 / step.samples as f32;
@@ -223,7 +231,11 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
             let lease = self.gradients.lease(bucket.start..end);
             announce(number, Box::new(LeasedBucket { lease, completion: Completion { taken: self.own.taken, ready } }));
         }
-        Duration::ZERO
+        reading
+    }
+
+    fn memory(&self) -> Vec<(&'static str, u64)> {
+        self.needs.by_kind()
     }
 
     fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {
@@ -257,6 +269,7 @@ impl<M: OwnModel> Trainee for TrainedModel<M> {
         let samples: Vec<u64> = (first + run.start..first + run.end).collect();
         let mut all = Judged::default();
         for samples in samples.chunks(self.micro_batch) {
+            self.model.read(samples);
             work.moved();
             all = all.plus(self.model.judge_all(&weights, samples, None));
         }

@@ -10,7 +10,7 @@ use std::{
 use lockstep_launch::{Job, StandardError};
 use lockstep_metrics::table;
 use prometheus::{
-    Counter, Gauge, Histogram, IntCounter, Registry, TextEncoder,
+    Counter, Gauge, GaugeVec, Histogram, IntCounter, Registry, TextEncoder,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -43,6 +43,9 @@ pub(crate) struct Metrics {
     /// The time from then on until the checkpoint was whole.
     pub checkpoint_save: Histogram,
     pub checkpoint_failures: IntCounter,
+    /// Micro-batches that were ready when the newest step began.
+    pub data_queue_depth: Gauge,
+    device_memory: GaugeVec,
     heartbeat: Gauge,
 }
 
@@ -65,6 +68,8 @@ impl Metrics {
             checkpoint_stall: checkpoint.with_label_values(&["stall"]),
             checkpoint_save: checkpoint.with_label_values(&["save"]),
             checkpoint_failures: table::CHECKPOINT_FAILURES.whole_counter(&registry)?,
+            data_queue_depth: table::DATA_QUEUE_DEPTH.gauge(&registry)?,
+            device_memory: table::DEVICE_MEMORY.gauges(&registry)?,
             heartbeat: table::HEARTBEAT.gauge(&registry)?,
             registry,
         };
@@ -77,6 +82,13 @@ impl Metrics {
     pub(crate) fn waited_for_stable(&self, waits: &[f32]) {
         let least = waits.iter().copied().reduce(f32::min);
         self.stable_wait.inc_by(least.map_or(0.0, f64::from).max(0.0));
+    }
+
+    /// Notes the memory of this worker's devices in bytes, by kind.
+    pub(crate) fn needs_memory(&self, kinds: &[(&str, u64)]) {
+        for (kind, bytes) in kinds {
+            self.device_memory.with_label_values(&[*kind]).set(*bytes as f64);
+        }
     }
 
     /// Counts a step that ended at this moment.
@@ -123,11 +135,14 @@ mod tests {
     use lockstep_metrics::Exporter;
 
     use super::*;
+    use crate::compute::memory::Needs;
 
     #[test]
     fn a_worker_exports_every_metric_of_a_worker_and_none_of_the_job() {
         let job = Job { namespace: "team".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
-        let text = Metrics::new(&job).expect("registered").text().expect("text");
+        let metrics = Metrics::new(&job).expect("registered");
+        metrics.needs_memory(&Needs::default().by_kind());
+        let text = metrics.text().expect("text");
         for metric in table::ALL {
             let exported = text.contains(&format!("# TYPE {} ", metric.name));
             let wanted = matches!(metric.exporter, Exporter::Worker | Exporter::Process);

@@ -218,6 +218,9 @@ impl<'a> Rank<'a> {
         self.noise.begin(step.index, self.state.loss_scale());
         let rides = self.uncommitted.as_ref().is_some_and(|uncommitted| uncommitted.rides);
         let carries = self.state.carries_numbers();
+        if let Some(queued) = self.state.queued() {
+            self.session.metrics.data_queue_depth.set(queued as f64);
+        }
         let loading = self.backward(step, rides);
         let gradients = computing.elapsed().saturating_sub(loading);
 
