@@ -2,7 +2,13 @@
 //! for the lease's duration, by its own monotonic clock. No wall clock is trusted. Every write is
 //! guarded by the record's version.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -20,19 +26,55 @@ pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 pub(crate) const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
+/// Tells whether this process may change jobs: until [`RENEW_DEADLINE`] after its last renewal. No
+/// other process takes the lease before [`LEASE_DURATION`] has passed.
+#[derive(Clone, Debug)]
+pub(crate) struct Lead {
+    start: Instant,
+    /// Milliseconds after `start`; 0 before the lease was first taken.
+    until: Arc<AtomicU64>,
+}
+
+impl Lead {
+    /// Nobody leads yet.
+    pub(crate) fn none() -> Self {
+        Self { start: Instant::now(), until: Arc::default() }
+    }
+
+    /// Leads as long as the process lives.
+    pub(crate) fn without_lease(&self) {
+        self.until.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        (self.start.elapsed().as_millis() as u64) < self.until.load(Ordering::Relaxed)
+    }
+
+    /// Notes a renewal whose request was sent at `sent`.
+    fn renewed(&self, sent: Instant) {
+        let until = sent.saturating_duration_since(self.start) + RENEW_DEADLINE;
+        self.until.store(until.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.until.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One process's claim to a Lease.
 pub(crate) struct Candidate {
     api: Api<Lease>,
     name: String,
     me: String,
+    lead: Lead,
     /// The record as last seen, and the time since when it has not changed.
     seen: Option<(String, Instant)>,
 }
 
 impl Candidate {
-    /// Makes the process `me` a candidate for the Lease `name`.
-    pub(crate) fn new(api: Api<Lease>, name: String, me: String) -> Self {
-        Self { api, name, me, seen: None }
+    /// Makes the process `me` a candidate for the Lease `name`. `lead` tells others of its success.
+    pub(crate) fn new(api: Api<Lease>, name: String, me: String, lead: Lead) -> Self {
+        Self { api, name, me, lead, seen: None }
     }
 
     /// Waits until this process leads.
@@ -66,6 +108,7 @@ impl Candidate {
 
     /// Gives the Lease back, so that the next process need not wait until it is abandoned.
     pub(crate) async fn release(&self) {
+        self.lead.end();
         let Ok(Some(mut lease)) = self.api.get_opt(&self.name).await else { return };
         let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_deref() == Some(&self.me)) else {
             return;
@@ -79,6 +122,7 @@ impl Candidate {
     }
 
     async fn take_or_renew(&mut self) -> Result<bool, kube::Error> {
+        let sent = Instant::now();
         let written = match self.api.get_opt(&self.name).await? {
             None => {
                 let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
@@ -88,6 +132,7 @@ impl Candidate {
             Some(mut lease) => {
                 let spec = lease.spec.take().unwrap_or_default();
                 if !self.may_write(&spec) {
+                    self.lead.end();
                     return Ok(false);
                 }
                 lease.spec = Some(self.record(Some(&spec)));
@@ -95,7 +140,10 @@ impl Candidate {
             }
         };
         match written {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.lead.renewed(sent);
+                Ok(true)
+            }
             Err(kube::Error::Api(refusal)) if refusal.code == 409 => Ok(false),
             Err(error) => Err(error),
         }

@@ -6,6 +6,7 @@ mod check;
 mod lease;
 mod metrics;
 mod observe;
+mod only_leader;
 mod patient_watch;
 mod reconcile;
 mod serve;
@@ -30,8 +31,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     api_requests::Counted,
-    lease::Candidate,
+    lease::{Candidate, Lead},
     metrics::Metrics,
+    only_leader::OnlyLeader,
     patient_watch::{WatchStates, is_ready},
     reconcile::Operator,
 };
@@ -162,9 +164,10 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     });
     let metrics = Arc::new(Metrics::new().context("register the metrics")?);
     let config = Config::infer().await.context("find the cluster: no kubeconfig and not in a pod")?;
-    let requests = metrics.api_requests.clone();
+    let (requests, lead) = (metrics.api_requests.clone(), Lead::none());
     let client = ClientBuilder::try_from(config)
         .context("connect to the cluster")?
+        .with_layer(&layer_fn(|service| OnlyLeader::new(service, lead.clone())))
         .with_layer(&layer_fn(|service| Counted::new(service, requests.clone())))
         .build();
     let (ready, is_ready) = watch::channel(true);
@@ -172,8 +175,10 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
 
     let lease_namespace = lease_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
     let me = identity.unwrap_or_else(|| format!("{}-{}", hostname(), std::process::id()));
-    let mut candidate = Candidate::new(Api::namespaced(client.clone(), &lease_namespace), lease_name, me);
-    if !no_leader_election {
+    let mut candidate = Candidate::new(Api::namespaced(client.clone(), &lease_namespace), lease_name, me, lead.clone());
+    if no_leader_election {
+        lead.without_lease();
+    } else {
         tokio::select! {
             () = candidate.lead() => {}
             () = until(stopped.clone()) => return Ok(()),

@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, TcpListener},
+    path::PathBuf,
     process::Command,
     time::Duration,
 };
@@ -21,6 +22,10 @@ const QUICK_CLIENT: [&str; 3] = ["--kube-api-qps=1000", "--kube-api-burst=2000",
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEER: &str = "http://127.0.0.1:2380";
 const API_SERVER: &str = "apiserver";
+/// The audit log has the requests of all accounts but those of Kubernetes itself.
+const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+                            - {level: None, userGroups: [\"system:serviceaccounts:kube-system\"]}\n\
+                            - {level: Metadata, userGroups: [\"system:serviceaccounts\"]}\n- {level: None}\n";
 /// Connections that may wait to be forwarded.
 const BACKLOG: u32 = 128;
 /// The cluster's DNS: a service without a selector, whose endpoint is in the fabric.
@@ -42,6 +47,13 @@ impl Cluster {
         self.process(API_SERVER).kill();
     }
 
+    /// Returns the file in which the API server notes each request of an account that is no part of
+    /// Kubernetes: an audit event in a line.
+    #[must_use]
+    pub fn audit_log(&self) -> PathBuf {
+        self.state.folder().join("audit.jsonl")
+    }
+
     /// Starts the API server unless it runs. It answers some seconds later.
     ///
     /// # Errors
@@ -49,11 +61,17 @@ impl Cluster {
     pub(super) fn start_api_server(&self) -> anyhow::Result<()> {
         let address = network::CONTROL_PLANE;
         let tolerated = self.settings.evicted_after.as_secs();
+        let policy = self.state.folder().join("audit-policy.yaml");
+        fs::write(&policy, AUDIT_POLICY)?;
         let mut server = self.program("kube-apiserver");
         server
             .args([format!("--etcd-servers={ETCD}"), format!("--service-cluster-ip-range={}", network::SERVICES)])
             .args(["bind-address", "advertise-address"].map(|flag| format!("--{flag}={address}")))
             .args(["not-ready", "unreachable"].map(|taint| format!("--default-{taint}-toleration-seconds={tolerated}")))
+            .args([
+                format!("--audit-policy-file={}", policy.display()),
+                format!("--audit-log-path={}", self.audit_log().display()),
+            ])
             .args([
                 "--secure-port=6443",
                 "--authorization-mode=Node,RBAC",

@@ -6,6 +6,7 @@ mod benchmark;
 mod chart;
 mod elastic;
 mod faults;
+mod handover;
 mod history;
 mod installed;
 mod job;

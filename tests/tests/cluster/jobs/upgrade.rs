@@ -1,5 +1,7 @@
 //! The operator is upgraded, installed again, or loses a namespace while jobs train.
 
+use std::time::Instant;
+
 use lockstep_tests::{
     chart::{self, NAMESPACE, OPERATOR, RELEASE},
     cluster::{Client, wait_for},
@@ -72,6 +74,59 @@ fn an_upgrade_to_a_missing_image_spares_running_jobs_and_waiting_jobs_get_the_ne
     late.wait_for_phase("Complete");
     assert_eq!(late.status()["restarts"], 0);
     assert_undisturbed(&cluster, trains.name(), &job, 0);
+}
+
+/// Tells how long a step of the chart's life took.
+fn timed(what: &str, step: impl FnOnce()) {
+    let begun = Instant::now();
+    step();
+    println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn a_job_trains_through_upgrade_rollback_uninstall_and_a_new_installation_of_the_chart() {
+    let test = "a_job_trains_through_upgrade_rollback_uninstall_and_a_new_installation_of_the_chart";
+    let Some(cluster) = cluster_alone(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "life");
+    let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
+    job.wait_for_step(20);
+    let helm = |words: &[&str]| {
+        client.helm(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}"));
+    };
+    let trains_on = || job.wait_for_step(job.reported_step() + 50);
+    // Nothing is released yet. This is the chart as it would be with the next version's number.
+    let folder = tempfile::tempdir().expect("a folder");
+    let (chart, place) = (root().join("charts/lockstep"), folder.path().display().to_string());
+    helm(&["package", &chart.display().to_string(), "--version", "0.1.999", "--destination", &place]);
+    let next = format!("{place}/lockstep-0.1.999.tgz");
+    let options = ["--namespace", NAMESPACE, "--wait", "--timeout", "120s"];
+    // If the test fails on the way, the tests after it find an operator.
+    let _mended = Upgraded(client);
+    timed("upgrade, to two operators", || {
+        helm(&[&["upgrade", RELEASE, next.as_str(), "--set", "replicas=2"][..], &options].concat());
+        trains_on();
+    });
+    timed("rollback", || {
+        helm(&[&["rollback", RELEASE][..], &options].concat());
+        trains_on();
+    });
+    timed("uninstall", || {
+        helm(&[&["uninstall", RELEASE][..], &options].concat());
+        trains_on();
+    });
+    let changes = job.group()["status"]["changes"].take();
+    assert_eq!(changes.as_array().map(Vec::len), Some(1), "workers came or went: {changes:#}");
+    // The definitions stay, and with them the jobs. Nobody replaces what is lost meanwhile.
+    job.kubectl(&["delete", "pod", "lenet-worker-1", "--wait=false"]);
+    timed("installation", || {
+        chart::install(client).expect("helm installs");
+        let is_whole = |status: &Value| status["replacements"] == 1 && status["readyReplicas"] == 2;
+        let status = job.wait("a replacement", |status| is_whole(status) && status["phase"] == "Running");
+        assert_eq!((&status["failures"], &status["restarts"]), (&json!(0), &json!(0)), "{status:#}");
+        trains_on();
+    });
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]

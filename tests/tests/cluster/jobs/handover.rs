@@ -1,0 +1,283 @@
+//! Operators that hand the lead over, a hundred times, while jobs change. The API server's audit log
+//! says who wrote what.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use kube::api::{ApiResource, GroupVersionKind};
+use lockstep_tests::{
+    chart::NAMESPACE,
+    cluster::{Client, Cluster, wait_for},
+    products,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{pods::restricted, reader::Reader, shared::PATIENCE};
+
+use super::{installed::cluster_alone, job::glyphs};
+
+const LEASE: &str = "handover";
+const OPERATORS: usize = 4;
+const HANDOVERS: usize = 100;
+/// Every so often the leader is paused until another one leads, and goes on afterwards: it must
+/// write nothing more. That takes as long as the lease.
+const PAUSED_EVERY: usize = 50;
+const JOBS: usize = 8;
+
+/// An operator outside of any pod, with an account of its own.
+struct Operator<'a> {
+    cluster: &'a Cluster,
+    name: String,
+    kubeconfig: PathBuf,
+    namespace: &'a str,
+    port: u16,
+    child: Child,
+}
+
+impl<'a> Operator<'a> {
+    fn start(cluster: &'a Cluster, namespace: &'a str, number: usize, folder: &Path) -> Self {
+        let name = format!("operator-{number}");
+        let kubeconfig = folder.join(format!("{name}.kubeconfig"));
+        fs::write(&kubeconfig, of_account(cluster.client(), namespace, &name)).expect("written");
+        let port = 18_080 + number as u16;
+        let child = spawn(cluster, namespace, &name, &kubeconfig, port);
+        Self { cluster, name, kubeconfig, namespace, port, child }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).expect("it runs");
+    }
+
+    /// Waits for its end, and starts it again.
+    fn again(&mut self) {
+        self.child.wait().expect("a child");
+        self.child = spawn(self.cluster, self.namespace, &self.name, &self.kubeconfig, self.port);
+    }
+}
+
+impl Drop for Operator<'_> {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(cluster: &Cluster, namespace: &str, name: &str, kubeconfig: &Path, port: u16) -> Child {
+    let program = products().join("lockstep-operator");
+    let mut command = cluster.inside(program.to_str().expect("UTF-8"));
+    command.env("KUBECONFIG", kubeconfig).args(["--trainer-image", "none", "--namespace", namespace]);
+    command.args(["--lease-namespace", namespace, "--lease-name", LEASE]).env("POD_NAME", name);
+    command.arg(format!("--listen=127.0.0.1:{port}")).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().expect("an operator starts")
+}
+
+/// Makes an account with the operator's rights, and returns a kubeconfig for it.
+fn of_account(client: &Client, namespace: &str, name: &str) -> String {
+    let kubectl = |words: &[&str]| client.kubectl(&[&["-n", namespace], words].concat()).expect("kubectl");
+    kubectl(&["create", "serviceaccount", name]);
+    // Which rights the operator needs is the matter of another test.
+    let account = format!("--serviceaccount={namespace}:{name}");
+    kubectl(&["create", "rolebinding", name, "--clusterrole=cluster-admin", &account]);
+    let token = kubectl(&["create", "token", name, "--duration=1h"]);
+    let mut config: Value =
+        serde_json::from_str(&kubectl(&["config", "view", "--raw", "--minify", "-o", "json"])).expect("JSON");
+    config["clusters"][0]["cluster"]["server"] = json!("https://10.96.0.1");
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    config.to_string()
+}
+
+/// The installed operator sleeps until this is dropped.
+struct Asleep<'a>(&'a Client);
+
+impl<'a> Asleep<'a> {
+    fn new(client: &'a Client) -> Self {
+        let asleep = Self(client);
+        asleep.scale("0").expect("no operator");
+        let pods = ["-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", lockstep_tests::chart::OPERATOR];
+        client.kubectl(&[&pods[..], &["--timeout=60s"]].concat()).expect("it has ended");
+        asleep
+    }
+
+    fn scale(&self, replicas: &str) -> anyhow::Result<String> {
+        self.0.kubectl(&["-n", NAMESPACE, "scale", "deployment", "--all", &format!("--replicas={replicas}")])
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        let woken = self
+            .scale("1")
+            .and_then(|_| self.0.kubectl(&["-n", NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]));
+        if let Err(error) = woken {
+            eprintln!("the tests after this one have no operator: {error:#}");
+        }
+    }
+}
+
+#[test]
+fn a_hundred_hand_overs_under_load_never_have_two_writers() {
+    let Some(cluster) = cluster_alone("a_hundred_hand_overs_under_load_never_have_two_writers") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "handover");
+    let space = namespace.name();
+    let _asleep = Asleep::new(client);
+    for number in 0..JOBS {
+        let mut manifest = glyphs(&format!("job-{number}"), 1);
+        manifest["spec"]["suspend"] = json!(true);
+        client.apply_to(space, &manifest.to_string()).expect("a job");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let begun = Instant::now();
+    let mut operators: Vec<_> =
+        (0..OPERATORS).map(|number| Operator::start(&cluster, space, number, folder.path())).collect();
+    let reader = Reader::of(client).expect("a cluster");
+    let leases = ApiResource::from_gvk(&GroupVersionKind::gvk("coordination.k8s.io", "v1", "Lease"));
+    let holder = || {
+        let lease = reader.object(&leases, space, LEASE).ok().flatten()?;
+        lease["spec"]["holderIdentity"].as_str().filter(|holder| !holder.is_empty()).map(str::to_owned)
+    };
+    let over = AtomicBool::new(false);
+    let changes = thread::scope(|scope| {
+        let load = scope.spawn(|| change_jobs(client, space, &over));
+        for number in 1..=HANDOVERS {
+            let mut leader = None;
+            wait_for("a leader", PATIENCE, || {
+                leader = holder();
+                leader.is_some()
+            })
+            .expect("a leader");
+            let leader = leader.expect("just found");
+            let operator = operators.iter_mut().find(|operator| operator.name == leader).expect("one of them");
+            let is_paused = number % PAUSED_EVERY == 0;
+            operator.signal(if is_paused { Signal::SIGSTOP } else { Signal::SIGTERM });
+            wait_for("another leader", PATIENCE, || holder().is_some_and(|next| next != leader)).expect("the next");
+            if is_paused {
+                operator.signal(Signal::SIGCONT);
+            }
+            operator.again();
+        }
+        over.store(true, Ordering::Relaxed);
+        load.join().expect("no panic")
+    });
+    let settled = || {
+        let jobs = client.kubectl(&["-n", space, "get", "tj", "-o", "json"]).expect("jobs");
+        let jobs: Value = serde_json::from_str(&jobs).expect("JSON");
+        let jobs = jobs["items"].as_array().expect("a list").clone();
+        let is_current = |job: &Value| job["status"]["observedGeneration"] == job["metadata"]["generation"];
+        jobs.len() == JOBS && jobs.iter().all(is_current)
+    };
+    wait_for("each job's last change to be seen", PATIENCE, settled).expect("nothing is lost");
+    let took = begun.elapsed().as_secs();
+    drop(operators);
+
+    let log = fs::read_to_string(cluster.audit_log()).expect("the audit log");
+    let writes = writes(&log, space);
+    let verdict = judged(&writes);
+    println!("{HANDOVERS} hand-overs in {took} s, {changes} changes of {JOBS} jobs: {verdict:?}");
+    assert!(verdict.leads > HANDOVERS && verdict.others >= HANDOVERS, "{verdict:?}");
+    assert_eq!(verdict.second_writers, Vec::<String>::new());
+}
+
+/// Changes all jobs again and again. Returns how often.
+fn change_jobs(client: &Client, namespace: &str, over: &AtomicBool) -> usize {
+    let mut times = 0;
+    while !over.load(Ordering::Relaxed) {
+        let replicas = format!("--replicas={}", 2 + times % 2);
+        client.kubectl(&["-n", namespace, "scale", "tj", "--all", &replicas]).expect("scaled");
+        times += 1;
+        thread::sleep(Duration::from_millis(100));
+    }
+    times
+}
+
+/// A change that an account made, as the API server noted it.
+#[derive(Debug)]
+struct Write {
+    account: String,
+    what: String,
+    /// The times at which the request came in and was answered.
+    received: String,
+    answered: String,
+}
+
+/// Returns the successful changes of the operators, by the time of their answer.
+fn writes(log: &str, namespace: &str) -> Vec<Write> {
+    let prefix = format!("system:serviceaccount:{namespace}:");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut found: Vec<Write> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|event| !["get", "list", "watch"].contains(&event["verb"].as_str().unwrap_or_default()))
+        .filter(|event| event["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300))
+        .filter_map(|event| {
+            let account = event["user"]["username"].as_str()?.strip_prefix(&prefix)?.to_owned();
+            let object = &event["objectRef"];
+            let what = format!("{} {} {}", text(&event["verb"]), text(&object["resource"]), text(&object["name"]));
+            let (received, answered) = (text(&event["requestReceivedTimestamp"]), text(&event["stageTimestamp"]));
+            Some(Write { account, what, received, answered })
+        })
+        .collect();
+    found.sort_by(|one, other| one.answered.cmp(&other.answered));
+    found
+}
+
+/// What the audit log shows.
+#[derive(Debug, Default)]
+struct Verdict {
+    /// Changes of the leader.
+    leads: usize,
+    /// Writes other than those of the lease.
+    others: usize,
+    /// Writes that began after another operator had taken the lease.
+    second_writers: Vec<String>,
+}
+
+fn judged(writes: &[Write]) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut leader: Option<(&str, &str)> = None;
+    for Write { account, what, received, answered } in writes {
+        if what.contains(" leases ") {
+            if leader.is_none_or(|(leader, _)| leader != account) {
+                verdict.leads += 1;
+                leader = Some((account, answered));
+            }
+            continue;
+        }
+        verdict.others += 1;
+        if let Some((leader, since)) = leader.filter(|(leader, since)| leader != account && received.as_str() > *since)
+        {
+            verdict.second_writers.push(format!("{account}: {what} at {received}, while {leader} led since {since}"));
+        }
+    }
+    verdict
+}
+
+#[test]
+fn a_write_after_another_operator_took_the_lease_is_found() {
+    let write = |account: &str, what: &str, second: u32| Write {
+        account: account.to_owned(),
+        what: what.to_owned(),
+        received: format!("2026-01-01T00:00:{second:02}.000000Z"),
+        answered: format!("2026-01-01T00:00:{second:02}.500000Z"),
+    };
+    let mut writes = vec![
+        write("a", "create leases handover", 1),
+        write("a", "patch trainingjobs job", 2),
+        write("b", "update leases handover", 3),
+        write("b", "patch trainingjobs job", 4),
+    ];
+    assert_eq!(judged(&writes).second_writers, Vec::<String>::new());
+    writes.push(write("a", "patch trainingjobs job", 5));
+    assert_eq!(judged(&writes).second_writers.len(), 1);
+}
