@@ -42,8 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Time in which `lockstep watch` shows what follows.
 const WATCHED: Duration = Duration::from_secs(8);
 /// Epochs that no scene outlives.
-const LONG: u32 = 100_000;
-const SHORT: u32 = 30;
+const LONG: u32 = 1000;
+const SHORT: u32 = 3;
 
 const INTRODUCTION: &str = "\
 <!-- Made by `cargo xtask transcripts`; do not edit. -->
@@ -90,7 +90,7 @@ const SCENES: [(&str, Scene); 6] = [
     ("Running", running),
     ("Resizing: from two to three workers", resizing),
     ("Failing: memory runs out in a worker", failing),
-    ("Failed: the manifest asks for more samples than there are", failed),
+    ("Failed: a batch needs more samples than there are", failed),
     ("Complete", complete),
 ];
 

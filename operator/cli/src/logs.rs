@@ -14,6 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{Outcome, cluster, display::print, target::Target};
 
+pub(crate) use line::readable;
 use line::{LogLine, merged};
 use paint::Paint;
 use selection::Selection;

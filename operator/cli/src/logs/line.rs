@@ -43,6 +43,12 @@ impl LogLine {
     }
 }
 
+/// Returns a line that the trainer wrote as JSON as people read it, without its time. Any other line
+/// stays as it is.
+pub(crate) fn readable(line: &str) -> String {
+    of_json(line).map_or_else(|| line.to_owned(), |(_, level, text)| format!("{level} {text}"))
+}
+
 /// Reads `{"timestamp": …, "level": …, "fields": {"message": …, …}}`.
 fn of_json(line: &str) -> Option<(Option<Timestamp>, String, String)> {
     let value: Value = serde_json::from_str(line.trim()).ok().filter(|_| line.starts_with('{'))?;

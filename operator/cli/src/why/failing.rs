@@ -8,6 +8,7 @@ use super::{
     finding::Finding,
     words::{ago, count, listed, sentence},
 };
+use crate::logs::readable;
 
 /// Exit codes above this one are of processes that a signal ended; the rest is the signal.
 const SIGNALS: i32 = 128;
@@ -129,7 +130,7 @@ fn evidence(facts: &Facts, failure: &LastFailure) -> Vec<String> {
     found.extend(
         Some(message).filter(|message| !message.is_empty()).map(|message| format!("It said: {}", sentence(message))),
     );
-    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let lines: Vec<String> = log.lines().filter(|line| !line.trim().is_empty()).map(readable).collect();
     if !lines.is_empty() {
         found.push(format!("The end of its log:\n{}", lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")));
     }
