@@ -43,8 +43,8 @@ impl LogLine {
     }
 }
 
-/// Returns a line that the trainer wrote as JSON as people read it, without its time. Any other line
-/// stays as it is.
+/// Returns a line that the trainer wrote as JSON as people read it, without its time. Any other
+/// line stays as it is.
 pub(crate) fn readable(line: &str) -> String {
     of_json(line).map_or_else(|| line.to_owned(), |(_, level, text)| format!("{level} {text}"))
 }
