@@ -1,6 +1,6 @@
 //! A real Prometheus, of Debian's package, that scrapes a list of targets each second.
 //!
-//! It is built without discovery of pods, so the caller lists the targets, and lists them again when
+//! It is built without discovery of pods, so the caller lists the targets, and does so again when
 //! pods come and go.
 
 use std::{

@@ -1,7 +1,7 @@
 //! A model that only sleeps, so that a test knows what the metrics must say.
 //!
-//! `KNOWN_TIMES` holds milliseconds for each sample: computing on worker 0, computing on every other
-//! worker, and reading the sample on any worker.
+//! `KNOWN_TIMES` holds milliseconds for each sample: computing on worker 0, computing on every
+//! other worker, and reading the sample on any worker.
 
 use std::{env, thread, time::Duration};
 

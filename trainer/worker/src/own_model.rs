@@ -18,8 +18,8 @@ pub trait OwnModel {
     /// The number of samples.
     fn samples(&self) -> SampleCounts;
 
-    /// Brings samples into memory, from a disk for example. `judge_all` gets the same ones next. The
-    /// time counts as phase `data`. Default: nothing, for samples that are in memory or computed.
+    /// Brings samples into memory, from a disk for example. `judge_all` gets the same ones next.
+    /// The time counts as phase `data`. Default: nothing, for samples that are in memory or computed.
     fn read(&self, samples: &[u64]) {
         let _ = samples;
     }

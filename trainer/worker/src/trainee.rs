@@ -73,8 +73,8 @@ pub trait Trainee {
         announce: &mut dyn FnMut(usize, Box<dyn Bucket>),
     ) -> Duration;
 
-    /// The number of micro-batches that are ready for the next step. `None` if this trainee prepares
-    /// none ahead.
+    /// The number of micro-batches that are ready for the next step. `None` if this trainee
+    /// prepares none ahead.
     fn queued(&self) -> Option<usize> {
         None
     }

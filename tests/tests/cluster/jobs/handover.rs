@@ -1,5 +1,5 @@
-//! Operators that hand the lead over, a hundred times, while jobs change. The API server's audit log
-//! says who wrote what.
+//! Operators that hand the lead over, a hundred times, while jobs change. The API server's audit
+//! log says who wrote what.
 
 use std::{
     fs,

@@ -7,8 +7,8 @@ use png::{BitDepth, ColorType, Encoder};
 use super::IGNORED;
 use crate::{DataError, Shape, augment::View};
 
-/// Writes the predicted classes of a sample, row by row, as a PNG with a palette: a pixel's entry is
-/// its class, so that the file is a mask as a data set may have it. `sample` is the size of the
+/// Writes the predicted classes of a sample, row by row, as a PNG with a palette: a pixel's entry
+/// is its class, so that the file is a mask as a data set may have it. `sample` is the size of the
 /// classes, `picture` the rows and columns of the file that they are of. Pixels that the model has
 /// not seen are [`IGNORED`].
 ///

@@ -167,8 +167,8 @@ impl Predictor {
         Ok(places)
     }
 
-    /// Returns an answer for each of at most [`BATCH`] files, with its `top` classes. Broken ones do
-    /// not go through the model.
+    /// Returns an answer for each of at most [`BATCH`] files, with its `top` classes. Broken ones
+    /// do not go through the model.
     fn answers(&mut self, files: &[PathBuf], top: usize) -> Vec<Answer> {
         let Self { description, replica, mask } = self;
         let (shape, normalise, classes) = (description.shape(), description.normalise(), description.classes);
