@@ -19,7 +19,8 @@ pub trait OwnModel {
     fn samples(&self) -> SampleCounts;
 
     /// Brings samples into memory, from a disk for example. `judge_all` gets the same ones next.
-    /// The time counts as phase `data`. Default: nothing, for samples that are in memory or computed.
+    /// The time counts as phase `data`. Default: nothing, for samples that are in memory or
+    /// computed.
     fn read(&self, samples: &[u64]) {
         let _ = samples;
     }
