@@ -20,7 +20,8 @@ pub struct SampleFile {
 
 /// Reads a JPEG or PNG file, or a NumPy array of bytes (`[height, width, channels]`), as a sample
 /// of this shape, in the way of an evaluation: the greatest part in the middle that has the
-/// sample's proportions, resized and normalised. `normalise` has a mean and a deviation for each channel.
+/// sample's proportions, resized and normalised. `normalise` has a mean and a deviation for each
+/// channel.
 ///
 /// # Errors
 /// In words, why the file is no such picture.
