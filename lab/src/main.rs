@@ -5,6 +5,7 @@ mod bench;
 mod cluster;
 mod faults;
 mod image;
+mod sbom;
 mod transcripts;
 
 use std::process::ExitCode;
@@ -30,6 +31,9 @@ enum Command {
     Bench(bench::Arguments),
     /// Make the container images as OCI archives, without a Docker daemon.
     Image(image::Arguments),
+    /// Write a CycloneDX list of each program's crates, with licences and checksums, to
+    /// target/sbom.
+    Sbom(sbom::Arguments),
     /// Run the commands that show a job on a new cluster, and write docs/transcripts.md.
     Transcripts(transcripts::Arguments),
 }
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
         Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Sbom(arguments) => sbom::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Transcripts(arguments) => transcripts::run(&arguments).map(|()| ExitCode::SUCCESS),
     };
     ended.unwrap_or_else(|error| {

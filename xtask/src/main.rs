@@ -42,6 +42,9 @@ enum Command {
     Bench(Rest),
     /// Make the container images as OCI archives, without a Docker daemon.
     Image(Rest),
+    /// Write a CycloneDX list of each program's crates, with licences and checksums, to
+    /// target/sbom.
+    Sbom(Rest),
     /// Run the commands that show a job on a new cluster, and write docs/transcripts.md.
     Transcripts(Rest),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Cluster(rest) => lab::lab("cluster", &rest.arguments),
         Command::Bench(rest) => lab::lab("bench", &rest.arguments),
         Command::Image(rest) => lab::lab("image", &rest.arguments),
+        Command::Sbom(rest) => lab::lab("sbom", &rest.arguments),
         Command::Transcripts(rest) => lab::lab("transcripts", &rest.arguments),
     };
     ended.unwrap_or_else(|error| {

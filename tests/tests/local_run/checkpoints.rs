@@ -30,6 +30,7 @@ fn manifest(epochs: u32) -> Manifest {
     Manifest::glyphs(10_000, epochs)
         .replaced("bucketBytes: 64Ki", "algorithm: canonicalTree")
         .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 3}")
+        .replaced("backoffLimit: 2", "backoffLimit: 3")
 }
 
 /// Runs `lockstep checkpoints` on the run's folder. Returns its JSON, and true if it succeeded.

@@ -238,7 +238,7 @@ impl Changed {
 pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow::Result<()> {
     let kills = options.kills.unwrap_or(match effort {
         Effort::Quick => 100,
-        Effort::Full => 2000,
+        Effort::Full => 1000,
     });
     let mean = options.mean.unwrap_or(Duration::from_secs(1)).as_secs_f64();
     let probe = Run::start("churn-probe", CHURNED, 2, &REPEATABLE)?;

@@ -73,6 +73,8 @@ impl Run {
         let child = Command::new(binaries.join("lockstep"))
             .args(["run", "deploy/examples/elastic.yaml", "--workers", &workers.to_string()])
             .args(["--set", &format!("spec.elastic={{minReplicas: 1, maxReplicas: {workers}}}")])
+            // Each kill counts as a failure.
+            .args(["--set", "spec.failurePolicy.backoffLimit=1000"])
             .args(communication.iter().flat_map(|set| ["--set".to_owned(), format!("spec.communication.{set}")]))
             .args(["--set", &format!("spec.training.epochs={epochs}"), "--output"])
             .arg(&folder)
