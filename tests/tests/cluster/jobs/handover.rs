@@ -135,6 +135,7 @@ fn a_hundred_hand_overs_under_load_never_have_two_writers() {
     for number in 0..JOBS {
         let mut manifest = glyphs(&format!("job-{number}"), 1);
         manifest["spec"]["suspend"] = json!(true);
+        manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
         client.apply_to(space, &manifest.to_string()).expect("a job");
     }
     let folder = tempfile::tempdir().expect("a folder");
