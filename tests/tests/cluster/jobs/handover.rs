@@ -92,7 +92,7 @@ fn of_account(client: &Client, namespace: &str, name: &str) -> String {
     let token = kubectl(&["create", "token", name, "--duration=1h"]);
     let mut config: Value =
         serde_json::from_str(&kubectl(&["config", "view", "--raw", "--minify", "-o", "json"])).expect("JSON");
-    config["clusters"][0]["cluster"]["server"] = json!("https://10.96.0.1");
+    config["clusters"][0]["cluster"]["server"] = json!("https://10.89.0.1:6443");
     config["users"][0]["user"] = json!({"token": token.trim()});
     config.to_string()
 }
