@@ -7,7 +7,7 @@ use std::{
     fs,
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, bail};
@@ -24,6 +24,8 @@ const START: Duration = Duration::from_secs(30);
 /// A Prometheus. Dropping it ends it.
 pub struct Prometheus<'a> {
     folder: tempfile::TempDir,
+    /// Seconds since 1970.
+    started: u64,
     address: String,
     /// Returns a command that runs where the targets can be reached.
     program: Box<dyn Fn(&str) -> Command + 'a>,
@@ -54,7 +56,8 @@ impl<'a> Prometheus<'a> {
         command.arg("--config.file=prometheus.yml").arg("--storage.tsdb.path=data");
         command.arg(format!("--web.listen-address={address}")).current_dir(folder.path());
         let child = command.stdout(Stdio::null()).stderr(log).spawn().context("starting prometheus")?;
-        let server = Self { folder, address: address.to_owned(), program: Box::new(program), child };
+        let started = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+        let server = Self { folder, started, address: address.to_owned(), program: Box::new(program), child };
         let waits = START.as_millis() / 200;
         for _ in 0..waits {
             if server.query("vector(1)").is_ok() {
@@ -85,12 +88,12 @@ impl<'a> Prometheus<'a> {
         Ok(series.iter().filter_map(|series| series["value"][1].as_str()?.parse().ok()).collect())
     }
 
-    /// Returns the series of a query during the last minutes, with a value for each second.
+    /// Returns the series of a query since the server's start, with a value for each second.
     ///
     /// # Errors
     /// The query is wrong, or the server does not answer.
     pub fn series(&self, query: &str) -> anyhow::Result<Vec<Series>> {
-        let found = self.ask("range", &["--step=1s"], query)?;
+        let found = self.ask("range", &["--step=1s", &format!("--start={}", self.started)], query)?;
         Ok(found.into_iter().map(|raw| Series { values: values(&raw), raw }).collect())
     }
 

@@ -69,7 +69,7 @@ function Content({ panel, answers, from, to, width, height }) {
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
     const value = field.display(field.values.findLast(value => !Number.isNaN(value)));
-    return <BigValue theme={theme} width={width} height={height} value={{ ...value, color: '#73bf69' }} colorMode={BigValueColorMode.Value}
+    return <BigValue theme={theme} width={width} height={height} value={{ ...value, title: field.config.displayName, color: '#73bf69' }} colorMode={BigValueColorMode.Value}
       graphMode={BigValueGraphMode.None} textMode={panel.options.textMode === 'name' ? BigValueTextMode.Name : BigValueTextMode.Value} />;
   }
   return <TimeSeries frames={all} structureRev={1} width={width} height={height} timeZone="utc"

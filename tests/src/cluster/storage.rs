@@ -13,7 +13,7 @@ const STORAGE: &str = include_str!("../../../deploy/cluster/storage.yaml");
 /// The name of that class.
 const STORAGE_CLASS: &str = "shared";
 /// Volumes that wait for such claims. A claim keeps its volume forever.
-const WAITING_VOLUMES: u32 = 40;
+const WAITING_VOLUMES: u32 = 80;
 /// The folder of the volumes, as a node sees it.
 const ON_A_NODE: &str = "/run/cluster/volumes";
 const CAPACITY: &str = "100Gi";
