@@ -188,7 +188,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     metrics.leads(true);
     let default_image = DefaultImage { name: trainer_image, pull_policy: trainer_image_pull_policy };
     let operator = Arc::new(Operator::new(client, default_image, metrics));
-    let mut work = tokio::spawn(drive_all(operator, namespaces, ready, stopped.clone()));
+    let mut work = tokio::spawn(drive_all(Arc::clone(&operator), namespaces, ready, stopped.clone()));
     let keep = async { if no_leader_election { futures::future::pending().await } else { candidate.keep().await } };
     tokio::select! {
         // Another process may lead already. Nothing more may be written, so nothing is finished.
@@ -198,11 +198,11 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         }
         ended = &mut server => return ended.context("serve HTTP")?,
         () = until(stopped) => {
-            if timeout(DRAIN, &mut work).await.is_err() {
-                // The next leader must be the only writer.
-                work.abort();
+            if timeout(DRAIN, operator.rest()).await.is_err() {
                 info!("some jobs were still being reconciled");
             }
+            // The next leader must be the only writer. Timers of jobs need not run out.
+            work.abort();
         }
     }
     if !no_leader_election {

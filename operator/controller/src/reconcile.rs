@@ -58,6 +58,14 @@ impl Operator {
     pub(crate) fn new(client: Client, default_image: DefaultImage, metrics: Arc<Metrics>) -> Self {
         Self { client, default_image, metrics, slots: Semaphore::new(CONCURRENCY.into()) }
     }
+
+    /// Waits until no reconciliation is under way. None begins from then on.
+    pub(crate) async fn rest(&self) {
+        // The semaphore is never closed.
+        if let Ok(all) = self.slots.acquire_many(CONCURRENCY.into()).await {
+            all.forget();
+        }
+    }
 }
 
 /// One namespace, or all namespaces, as the reconciler sees it.
