@@ -33,6 +33,8 @@ const HANDOVERS: usize = 100;
 /// write nothing more. That takes as long as the lease.
 const PAUSED_EVERY: usize = 50;
 const JOBS: usize = 8;
+/// Fewer changes of the leaders would show nothing.
+const LEAST_WRITES: usize = 40;
 
 /// An operator outside of any pod, with an account of its own.
 struct Operator<'a> {
@@ -186,7 +188,7 @@ fn a_hundred_hand_overs_under_load_never_have_two_writers() {
     let writes = writes(&log, space);
     let verdict = judged(&writes);
     println!("{HANDOVERS} hand-overs in {took} s, {changes} changes of {JOBS} jobs: {verdict:?}");
-    assert!(verdict.leads > HANDOVERS && verdict.others >= HANDOVERS, "{verdict:?}");
+    assert!(verdict.leads > HANDOVERS && verdict.others >= LEAST_WRITES, "{verdict:?}");
     assert_eq!(verdict.second_writers, Vec::<String>::new());
 }
 
