@@ -75,6 +75,8 @@ struct LastSeen {
     /// The least, greatest and wanted number of workers.
     bounds: [u32; 3],
     status: TrainingJobStatus,
+    /// True once it was in phase Running, as far as this process knows.
+    has_run: bool,
 }
 
 impl Metrics {
@@ -149,10 +151,16 @@ impl Metrics {
         let replicas = job.spec.replicas;
         let Elastic { min_replicas, max_replicas } = job.spec.elastic.unwrap_or(Elastic::fixed(replicas));
         let bounds = [min_replicas, max_replicas, replicas];
-        let seen = LastSeen { uid: job.uid().unwrap_or_default(), bounds, status: status.clone() };
-        let earlier = self.jobs().insert((namespace.clone(), name.clone()), seen);
-        let Some(earlier) = earlier.filter(|earlier| job.uid().as_ref() == Some(&earlier.uid)) else { return };
-        let earlier = earlier.status;
+        let key = (namespace.clone(), name.clone());
+        let mut jobs = self.jobs();
+        let earlier = jobs.remove(&key).filter(|earlier| job.uid().as_ref() == Some(&earlier.uid));
+        let is_running = status.phase == Some(Phase::Running);
+        // A job that another process saw begin may have run before.
+        let had_run = earlier.as_ref().map_or_else(|| is_running || has_stepped(status), |earlier| earlier.has_run);
+        let has_run = had_run || is_running;
+        jobs.insert(key, LastSeen { uid: job.uid().unwrap_or_default(), bounds, status: status.clone(), has_run });
+        drop(jobs);
+        let Some(LastSeen { status: earlier, .. }) = earlier else { return };
         let reason = status.reason.as_deref().unwrap_or_default();
         let was_over = earlier.phase.is_some_and(Phase::is_finished);
         if let Some(phase) = status.phase.filter(|phase| phase.is_finished() && !was_over) {
@@ -160,12 +168,12 @@ impl Metrics {
         }
         if let Some(start) = &status.start_time {
             let took = now.duration_since(start.0).as_secs_f64().max(0.0);
-            let has_run = |status: &TrainingJobStatus| status.conditions.iter().any(|known| known.type_ == "Running");
-            let is_running = status.phase == Some(Phase::Running);
-            if is_running && earlier.phase != status.phase && earlier.restarts == 0 && !has_stepped(&earlier) {
+            // The first step may be reported before the pods are known to be ready.
+            if is_running && !had_run && earlier.restarts == 0 {
                 self.time_to_running.observe(took);
             }
-            if has_stepped(status) && !has_stepped(&earlier) && has_run(status) {
+            let is_judged = status.conditions.iter().any(|known| known.type_ == "Running");
+            if has_stepped(status) && !has_stepped(&earlier) && is_judged {
                 self.time_to_first_step.observe(took);
             }
         }
@@ -197,7 +205,7 @@ impl Metrics {
         self.count.reset();
         self.series.clear_gauges();
         let mut counts: HashMap<(&str, Phase), f64> = HashMap::new();
-        for ((namespace, name), LastSeen { uid: _, bounds, status }) in jobs {
+        for ((namespace, name), LastSeen { uid: _, has_run: _, bounds, status }) in jobs {
             *counts.entry((namespace, status.phase.unwrap_or(Phase::Pending))).or_default() += 1.0;
             let mut samples = of_status(*bounds, status);
             samples.extend(status.report().iter().flat_map(progress));
@@ -344,7 +352,10 @@ mod tests {
         running.conditions = serde_json::from_value(json!([{"type": "Running", "status": "True", "reason": "Training",
             "message": "", "lastTransitionTime": "2026-01-01T00:00:20Z"}]))
         .expect("a condition");
-        for status in [&before, &running, &running] {
+        // Its first step is reported before its pods are known to be ready.
+        let mut stepped = running.clone();
+        stepped.phase = before.phase;
+        for status in [&before, &stepped, &running, &running] {
             metrics.saw(&job("a"), status, now());
         }
         let text = metrics.text().expect("text");
