@@ -34,7 +34,7 @@ const HANDOVERS: usize = 100;
 const PAUSED_EVERY: usize = 50;
 const JOBS: usize = 8;
 /// Fewer changes of the leaders would show nothing.
-const LEAST_WRITES: usize = 40;
+const LEAST_WRITES: usize = 2 * JOBS;
 
 /// An operator outside of any pod, with an account of its own.
 struct Operator<'a> {
