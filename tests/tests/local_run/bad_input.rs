@@ -116,7 +116,7 @@ fn a_worker_with_other_or_missing_data_is_reported_while_the_others_train() {
     run.wait_for_step(20);
     labels(2);
     kill(run.trainers("worker", "worker-1")[0]);
-    // The group refuses other samples than its own; a checkpoint does so too, if there is one by now.
+    // The group refuses other samples than its own. So does a checkpoint, if there is one.
     let refusals = ["the data set of lenet-worker-1", "these samples are not those of the checkpoint"];
     run.wait_until("a refusal", || refusals.iter().any(|refusal| run.said().contains(refusal)));
     run.wait_for_step(run.newest_step() + 20);
