@@ -34,7 +34,7 @@ fn a_model_of_the_users_own_survives_a_killed_worker_and_replays_to_equal_digest
     let example = example();
     let trainer = example.to_str().expect("UTF-8");
     let run = Run::of("own-model", &manifest(), &["--trainer", trainer]);
-    // A process that lived for less than a second is replaced after a pause. One worker by itself is
+    // A process that lived for less than a second is replaced after a pause. One worker alone is
     // soon done.
     run.wait_for_step(2000);
     kill(run.trainers("worker", "worker-0")[0]);
