@@ -140,8 +140,8 @@ fn every_query_of_every_board_has_values_on_a_prometheus_that_scraped_an_elastic
         scraper.watch(PHASE);
     };
     ready(2);
-    // Its start and its end are seen as well.
-    let short = Job::apply(client, namespace.name(), "short", &glyphs("short", 1).to_string());
+    // It runs for some seconds, so that its start and its end are seen as well.
+    let short = Job::apply(client, namespace.name(), "short", &glyphs("short", 60).to_string());
     // One worker alone gives the line to compare with.
     job.kubectl(&["scale", "tj", "lenet", "--replicas=1"]);
     ready(1);
