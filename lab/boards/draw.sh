@@ -1,7 +1,6 @@
 #!/bin/bash
 # draw.sh: draws the boards from target/boards/NAME.json to docs/boards/NAME.png, with Grafana's own components in a headless Chromium.
-# query.py makes that of the job from a local run. All three come from real jobs on the local cluster:
-#   cargo test --release -p lockstep-tests --test cluster -- every_query
+# They come from real jobs on the local cluster: cargo test --release --workspace --test cluster -- every_query
 # It needs npm, and Debian's chromium. This is no Grafana: its components draw the panels.
 set -euo pipefail
 cd "$(dirname "$0")"

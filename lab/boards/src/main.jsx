@@ -64,7 +64,7 @@ function rows(panel, answers) {
 
 function Content({ panel, answers, from, to, width, height }) {
   const all = frames(panel, answers);
-  if (all.length === 0) return <div style={{ color: '#888', padding: 8 }}>only in a cluster</div>;
+  if (all.length === 0) return <div style={{ color: '#888', padding: 8 }}>no values</div>;
   if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
