@@ -4,8 +4,6 @@
 use std::{
     path::PathBuf,
     process::{Command, Output},
-    thread,
-    time::Duration,
 };
 
 use crate::{
@@ -13,9 +11,10 @@ use crate::{
     run::{Manifest, Run, alone, lockstep},
 };
 
-const EPOCHS: u32 = 200;
+/// A worker that is killed in its first second is replaced after a pause of one. The run is longer.
+const EPOCHS: u32 = 500;
 /// Steps of the run: 20,000 samples in batches of 64, times the epochs.
-const STEPS: u64 = 200 * 313;
+const STEPS: u64 = 500 * 313;
 
 fn example() -> PathBuf {
     lockstep_tests::products().join("examples/own_model")
@@ -37,9 +36,6 @@ fn a_model_of_the_users_own_survives_a_killed_worker_and_replays_to_equal_digest
     let trainer = example.to_str().expect("UTF-8");
     let run = Run::of("own-model", &manifest(), &["--trainer", trainer]);
     run.wait_for_step(200);
-    // A process that lived for less than a second is replaced after a pause of one. One worker alone
-    // would be done before.
-    thread::sleep(Duration::from_millis(1200));
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_workers_again(2);
     let run = run.finished();
