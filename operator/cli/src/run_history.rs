@@ -22,7 +22,7 @@ use crate::{
     target::Target,
 };
 
-/// Where jobs and their metrics logs are read.
+/// The cluster of the jobs, and the folder of a metrics log.
 #[derive(clap::Args)]
 #[group(id = "histories")]
 pub(crate) struct Arguments {
@@ -73,7 +73,7 @@ pub(crate) struct RunHistory {
     pub starts: Vec<Start>,
     /// The newest report of the group.
     pub report: Option<Progress>,
-    /// What could not be had, each with the reason.
+    /// Parts that could not be had, each with the reason.
     pub absent: Vec<String>,
 }
 

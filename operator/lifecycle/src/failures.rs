@@ -63,7 +63,7 @@ pub struct Counted {
     pub at: Timestamp,
 }
 
-/// What follows from a loss.
+/// The judgement of a lost worker: whose fault it is, and when the next one starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replacement {
     /// The side that is at fault.

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Lines that wait to be shown.
 const QUEUE: usize = 4096;
 
-/// What a reader of a log tells.
+/// A message from the reader of one log.
 enum Told {
     Line(LogLine),
     /// The log of this process's pod ended.

@@ -1,5 +1,5 @@
-//! What `lockstep run` keeps for readers of the run beside the files of its processes: the newest
-//! report, and TensorBoard's events.
+//! Files that `lockstep run` keeps for readers of the run, beside those of its processes: the
+//! newest report, and TensorBoard's events.
 
 use std::{
     fs, io,

@@ -31,7 +31,7 @@ pub(super) struct Facts {
     pub(super) operators: Option<Vec<OperatorSeen>>,
     /// The way in which workers spend their time, if their metrics can be read.
     pub(super) workers: Vec<WorkerTime>,
-    /// What the user may not read, and so is not in the answer.
+    /// Resources that the user may not read, so the answer lacks them.
     pub(super) unread: Vec<String>,
 }
 

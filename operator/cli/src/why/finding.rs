@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 pub(super) struct Finding {
     /// The matter in one sentence.
     matter: String,
-    /// What shows it.
+    /// Sentences that show it.
     evidence: Vec<String>,
     /// Commands, each with its purpose.
     next: Vec<(String, String)>,

@@ -85,7 +85,7 @@ fn joining(facts: &Facts, workers: &[&PodSeen]) -> Finding {
     }
 }
 
-/// What keeps a pod from its work.
+/// The reason why a pod does not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cause {
     reason: Reason,

@@ -29,7 +29,7 @@ pub struct PodGroup {
     pub api_group: &'static str,
     /// Versions of the API that have such an object, the preferred one first.
     pub versions: &'static [&'static str],
-    /// What a cluster without such an API lacks.
+    /// The software that a cluster without this API lacks.
     pub missing: &'static str,
     /// Name, namespace, labels and owner.
     pub metadata: ObjectMeta,

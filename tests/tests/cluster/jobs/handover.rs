@@ -235,7 +235,7 @@ fn writes(log: &str, namespace: &str) -> Vec<Write> {
     found
 }
 
-/// What the audit log shows.
+/// The audit log in numbers, and each write that should not have been.
 #[derive(Debug, Default)]
 struct Verdict {
     /// Changes of the leader.
