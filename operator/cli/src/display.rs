@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn a_grace_period_that_becomes_too_short_is_shown_once() {
         let short = Progress { short_grace: Some(ShortGrace { drain_seconds: 4.0, grace_seconds: 1 }), ..at(7) };
-        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
+        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), ..CheckpointMark::default() };
         let fits = Progress { last_checkpoint: Some(mark), ..at(8) };
         let mut pace = Pace::default();
         let warned = [&at(6), &short, &at(8), &short, &fits, &short].map(|progress| {
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn failing_saves_are_shown_when_they_begin_when_workers_wait_and_when_they_end() {
         let fails = |step, reason, waits| Progress { unsaved: Some(Unsaved::new(3, reason, waits)), ..at(step) };
-        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
+        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), ..CheckpointMark::default() };
         let saved = Progress { last_checkpoint: Some(mark), ..at(8) };
         let mut pace = Pace::default();
         let reports = [at(4), fails(5, "full", false), fails(6, "still full", false), fails(7, "full", true), saved];

@@ -108,6 +108,19 @@ fn the_best_checkpoint_stays_until_a_better_one_is_reported() {
     assert_eq!(report(80, Some(best(0.95))), Some(0.95));
 }
 
+#[test]
+fn figures_have_six_digits_and_an_infinite_one_leaves_the_last() {
+    let (job, mut seen) = read("Running; all ready");
+    let mut loss = |loss| {
+        let progress = Some(Progress { step: 50, total_steps: 100, loss: Some(loss), ..Progress::default() });
+        seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
+        seen.status = status(&job, &seen);
+        seen.status.progress.as_ref().and_then(|progress| progress.loss)
+    };
+    assert_eq!(loss(8.710_793_086_460_658e-5), Some(8.71079e-5));
+    assert_eq!(loss(f64::INFINITY), Some(8.71079e-5));
+}
+
 fn lost(node: &str, losses: u32, minutes_ago: i64) -> ExcludedNode {
     let last_loss = Time(now() - SignedDuration::from_mins(minutes_ago));
     ExcludedNode { node: node.into(), losses, last_loss }

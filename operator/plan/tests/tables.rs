@@ -359,7 +359,8 @@ fn a_finished_job_shows_the_workers_that_saw_its_end() {
 
 #[test]
 fn a_restart_claims_no_step_that_leaving_workers_may_have_passed() {
-    let mark = |step| CheckpointMark { step, uri: "file:///c".into(), time: "2026-01-02T03:04:05Z".into() };
+    let mark =
+        |step| CheckpointMark { step, uri: "file:///c".into(), time: "2026-01-02T03:04:05Z".into(), bytes: None };
     for (situation, known, message) in [
         ("Running; all exited 76", None, "restart 1 from the newest checkpoint, if there is one; 0 of 1 failures used"),
         (
@@ -557,7 +558,7 @@ fn a_damaged_checkpoint_is_one_event_and_stays_in_the_status_while_it_is_reporte
 #[test]
 fn a_grace_period_that_becomes_too_short_is_an_event() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let mark = CheckpointMark { step: 90, uri: "file:///c".into(), time: now().to_string() };
+    let mark = CheckpointMark { step: 90, uri: "file:///c".into(), time: now().to_string(), bytes: None };
     let mut report = |drain_seconds: Option<f64>, last_checkpoint: Option<&CheckpointMark>| {
         let short_grace = drain_seconds.map(|drain_seconds| ShortGrace { drain_seconds, grace_seconds: 30 });
         let last_checkpoint = last_checkpoint.cloned();

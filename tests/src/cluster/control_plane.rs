@@ -49,8 +49,7 @@ impl Cluster {
 
     /// Returns the file in which the API server notes each request of an account that is no part of
     /// Kubernetes: an audit event in a line.
-    #[must_use]
-    pub fn audit_log(&self) -> PathBuf {
+    pub(super) fn audit_log(&self) -> PathBuf {
         self.state.folder().join("audit.jsonl")
     }
 

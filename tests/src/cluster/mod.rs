@@ -1,6 +1,7 @@
 //! A real Kubernetes on this machine, without Docker or a VM. deploy/cluster/README.md explains how
 //! it is made.
 
+mod audit;
 mod cgroups;
 mod client;
 mod containers;
@@ -24,6 +25,7 @@ use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, bail};
 
+pub use audit::Request;
 pub use client::{Client, Namespace};
 pub use fake_nodes::FAKE_NODE_LABEL;
 pub use for_tests::{AnyCluster, KEPT_CLUSTER, TEST_KUBECONFIG};

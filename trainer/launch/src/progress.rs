@@ -182,6 +182,9 @@ pub struct CheckpointMark {
     pub uri: String,
     /// Time at which it became whole, RFC 3339.
     pub time: String,
+    /// Bytes of all its files, if the worker that reports it has saved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// The best checkpoint of those that were saved after an evaluation.

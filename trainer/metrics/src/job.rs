@@ -61,6 +61,7 @@ pub fn progress(report: &Progress) -> Vec<Sample> {
         (table::PARALLEL_EFFICIENCY, parallel),
         (table::STRAGGLERS, Some(report.stragglers.len() as f64)),
         (table::LAST_CHECKPOINT_STEP, mark.map(|mark| mark.step as f64)),
+        (table::LAST_CHECKPOINT_BYTES, mark.and_then(|mark| mark.bytes).map(|bytes| bytes as f64)),
         (table::LAST_CHECKPOINT_TIME, mark.and_then(|mark| seconds_of(&mark.time))),
         (table::UNSAVED_STEPS, Some(unsaved as f64)),
     ];
@@ -233,6 +234,7 @@ mod tests {
             communication: Some(CommunicationReport::default()),
             last_checkpoint: Some(CheckpointMark {
                 time: "2026-01-01T00:00:00Z".to_owned(),
+                bytes: Some(1),
                 ..CheckpointMark::default()
             }),
             ..Progress::default()

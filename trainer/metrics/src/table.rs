@@ -178,6 +178,8 @@ table! {
         "Workers for which the others wait step after step.";
     LAST_CHECKPOINT_STEP = Job Gauge Count "last_checkpoint_step" []
         "Optimiser steps that the newest checkpoint holds.";
+    LAST_CHECKPOINT_BYTES = Job Gauge Bytes "last_checkpoint_bytes" []
+        "Bytes of all files of the newest checkpoint.";
     LAST_CHECKPOINT_TIME = Job Gauge Timestamp "last_checkpoint_timestamp_seconds" []
         "Time when the newest checkpoint became whole.";
     UNSAVED_STEPS = Job Gauge Count "unsaved_steps" []
@@ -203,6 +205,8 @@ table! {
         "Time in which a collective operation was under way, hidden behind computation or not.";
     COLLECTIVE_BYTES = Worker Counter Bytes "collective_bytes_total" ["transport"]
         "Bytes of collective operations: what this worker sent over the network (tcp), headers included, and what it reduced through memory that ranks share (memory).";
+    COLLECTIVE_ERRORS = Worker Counter Count "collective_errors_total" ["kind"]
+        "Times that a group broke under this worker, by what the other rank did: closed its connection, was silent, or was refused for what it sent; other if no rank is to blame.";
     STABLE_WAIT = Worker Counter Seconds "stable_wait_seconds_total" []
         "Waiting to learn that all ranks had done a step, apart from waits for gradients. The shortest wait of any rank counts.";
     CHECKPOINT_DURATION = Worker Histogram Seconds "checkpoint_duration_seconds" ["stage"]

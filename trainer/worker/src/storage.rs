@@ -163,7 +163,7 @@ impl Storage {
         let described = listed.into_iter().filter_map(|listed| Some((listed.path, listed.described.ok()?)));
         let ours = described.filter(|(_, found)| found.identity == self.identity && found.position.step <= step);
         let marked = ours.map(|(path, found)| {
-            let mark = CheckpointMark { step: found.position.step, uri: uri_of(&path), time: found.time };
+            let mark = CheckpointMark { step: found.position.step, uri: uri_of(&path), time: found.time, bytes: None };
             ((found.about.evaluation, mark), found.about.evaluation)
         });
         let (evaluation, mark) = self.best_by?.best(marked)?;
@@ -182,7 +182,7 @@ impl Storage {
 
     /// Returns the description of a checkpoint for reports.
     pub(crate) fn mark(&self, saved: &Saved, time: String) -> CheckpointMark {
-        CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time }
+        CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time, bytes: Some(saved.bytes) }
     }
 
     /// Returns the failure for an error of storage that worked when it was opened. It may work

@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn the_end_names_the_checkpoint_that_is_there_and_the_unsaved_steps() {
-        let mark = CheckpointMark { step: 30, uri: "file:///c/step-30".into(), time: String::new() };
+        let mark = CheckpointMark { step: 30, uri: "file:///c/step-30".into(), ..CheckpointMark::default() };
         let full = Unsaved::new(30, "disk full", true);
         let said = |newest, unsaved, there| kept(newest, 70, unsaved, |_| there).unwrap_or_default();
         assert_eq!(said(Some(&mark), None, true), "the checkpoint of step 30 is kept");

@@ -93,7 +93,7 @@ fn started(status: &TrainingJobStatus) -> Option<Start> {
     Some(Start { time, version, workers: status.target_replicas, machine: Machine::unknown() })
 }
 
-fn marked(CheckpointMark { step, uri: _, time }: &CheckpointMark) -> Checkpoint {
+fn marked(CheckpointMark { step, time, .. }: &CheckpointMark) -> Checkpoint {
     Checkpoint { step: *step, epoch: 0, time: time.clone(), evaluation: None, best: false, bytes: 0, unusable: None }
 }
 

@@ -86,7 +86,8 @@ pub(crate) fn take_changes(situation: &Situation<'_>, mut status: TrainingJobSta
         let membership = status.membership.get_or_insert_default();
         membership.generation = membership.generation.max(change.generation);
         membership.world_size = change.workers;
-        membership.last_change = Some(LastChange { generation: change.generation, text, seconds: change.seconds });
+        membership.last_change =
+            Some(LastChange { generation: change.generation, text, seconds: rounded(change.seconds) });
     }
     events.into_iter().fold(Step::from(status), Step::event)
 }
@@ -133,30 +134,32 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
     if reported.generation >= membership.generation {
         (membership.generation, membership.world_size) = (reported.generation, reported.world_size);
     }
-    let load_balance = finite(reported.load_balance).or(group.load_balance);
-    let communication_efficiency = finite(reported.communication_efficiency).or(group.communication_efficiency);
+    let load_balance = figure(reported.load_balance).or(group.load_balance);
+    let communication_efficiency = figure(reported.communication_efficiency).or(group.communication_efficiency);
     status.progress = Some(JobProgress {
         step: reported.step,
         total_steps: reported.total_steps,
         epoch: reported.epoch,
         percent: reported.percent(),
         estimated_remaining_seconds: reported.estimated_remaining_seconds.and_then(whole_seconds),
-        loss: finite(reported.loss).or(last.loss),
-        evaluation_loss: finite(reported.evaluation_loss).or(last.evaluation_loss),
-        accuracy: finite(reported.accuracy).or(last.accuracy),
-        mean_iou: finite(reported.mean_iou).or(last.mean_iou),
-        learning_rate: finite(reported.learning_rate).or(last.learning_rate),
-        loss_scale: finite(reported.loss_scale).or(last.loss_scale),
-        gradient_norm: finite(reported.gradient_norm).or(last.gradient_norm),
-        gradient_noise_scale: finite(reported.gradient_noise_scale).or(group.gradient_noise_scale),
-        samples_per_second: finite(reported.samples_per_second).or(group.samples_per_second),
-        alone_samples_per_second: finite(reported.alone_samples_per_second).or(last.alone_samples_per_second),
+        loss: figure(reported.loss).or(last.loss),
+        evaluation_loss: figure(reported.evaluation_loss).or(last.evaluation_loss),
+        accuracy: figure(reported.accuracy).or(last.accuracy),
+        mean_iou: figure(reported.mean_iou).or(last.mean_iou),
+        learning_rate: figure(reported.learning_rate).or(last.learning_rate),
+        loss_scale: figure(reported.loss_scale).or(last.loss_scale),
+        gradient_norm: figure(reported.gradient_norm).or(last.gradient_norm),
+        gradient_noise_scale: figure(reported.gradient_noise_scale).or(group.gradient_noise_scale),
+        samples_per_second: figure(reported.samples_per_second).or(group.samples_per_second),
+        alone_samples_per_second: figure(reported.alone_samples_per_second).or(last.alone_samples_per_second),
         load_balance,
         communication_efficiency,
-        parallel_efficiency: load_balance.zip(communication_efficiency).map(|(balance, other)| balance * other),
-        scaling_efficiency: finite(reported.scaling_efficiency).or(group.scaling_efficiency),
+        parallel_efficiency: load_balance
+            .zip(communication_efficiency)
+            .map(|(balance, other)| rounded(balance * other)),
+        scaling_efficiency: figure(reported.scaling_efficiency).or(group.scaling_efficiency),
         scaling_baseline: reported.scaling_baseline.or(group.scaling_baseline),
-        whole_run: reported.whole_run.filter(is_finite).or(last.whole_run),
+        whole_run: reported.whole_run.as_ref().and_then(whole_run).or(last.whole_run),
         stragglers: stragglers(reported),
         communication: reported.communication.or(last.communication),
         damaged_checkpoint: reported.damaged_checkpoint.as_ref().map(|damaged| DamagedCheckpoint {
@@ -184,7 +187,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
 
 fn stragglers(reported: &Progress) -> Vec<Straggler> {
     let stragglers = reported.stragglers.iter().filter(|slow| slow.times.is_finite()).take(MAX_STRAGGLERS);
-    stragglers.map(|slow| Straggler { pod: clip(&slow.pod), times: slow.times }).collect()
+    stragglers.map(|slow| Straggler { pod: clip(&slow.pod), times: rounded(slow.times) }).collect()
 }
 
 /// True if the job's schema accepts the report.
@@ -193,14 +196,25 @@ fn is_bounded(found: &BenchmarkReport) -> bool {
     report.is_bounded()
 }
 
-fn is_finite(run: &WholeRun) -> bool {
-    let WholeRun { seconds, samples_per_second, goodput_samples_per_second, goodput_ratio, lost_seconds } = *run;
-    let figures = [seconds, samples_per_second, goodput_samples_per_second, goodput_ratio, lost_seconds];
-    figures.iter().all(|figure| figure.is_finite())
+fn whole_run(reported: &WholeRun) -> Option<WholeRun> {
+    let WholeRun { seconds, samples_per_second, goodput_samples_per_second, goodput_ratio, lost_seconds } = *reported;
+    Some(WholeRun {
+        seconds: figure(Some(seconds))?,
+        samples_per_second: figure(Some(samples_per_second))?,
+        goodput_samples_per_second: figure(Some(goodput_samples_per_second))?,
+        goodput_ratio: figure(Some(goodput_ratio))?,
+        lost_seconds: figure(Some(lost_seconds))?,
+    })
 }
 
-fn finite(figure: Option<f64>) -> Option<f64> {
-    figure.filter(|figure| figure.is_finite())
+/// Returns a reported figure as the status has it; none if it is infinite or not a number.
+fn figure(reported: Option<f64>) -> Option<f64> {
+    reported.filter(|figure| figure.is_finite()).map(rounded)
+}
+
+/// Rounds to six significant digits: people read the status.
+fn rounded(figure: f64) -> f64 {
+    format!("{figure:.5e}").parse().unwrap_or(figure)
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie within a year")]

@@ -80,13 +80,16 @@ fn account(job: &ValidJob) -> ServiceAccount {
 }
 
 fn role(job: &ValidJob) -> RbacRole {
-    let rule = PolicyRule {
+    let rule = |resource: String, verbs: &[&str]| PolicyRule {
         api_groups: Some(vec![training_group::API_GROUP.to_owned()]),
-        resources: Some(vec![training_group::PLURAL.to_owned(), format!("{}/status", training_group::PLURAL)]),
-        verbs: ["get", "update", "patch"].map(str::to_owned).to_vec(),
+        resources: Some(vec![resource]),
+        verbs: verbs.iter().copied().map(str::to_owned).collect(),
         ..PolicyRule::default()
     };
-    RbacRole { metadata: shared(job), rules: Some(vec![rule]) }
+    // It writes its record under the version that it read, and its progress by server-side apply.
+    let record = rule(training_group::PLURAL.to_owned(), &["get", "update"]);
+    let progress = rule(format!("{}/status", training_group::PLURAL), &["patch"]);
+    RbacRole { metadata: shared(job), rules: Some(vec![record, progress]) }
 }
 
 fn role_binding(job: &ValidJob) -> RoleBinding {

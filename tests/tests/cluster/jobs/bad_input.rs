@@ -3,11 +3,11 @@
 
 use lockstep_tests::{
     chart::{NAMESPACE, OPERATOR},
-    cluster::{Client, SHELL_IMAGE},
+    cluster::{Client, SHELL_IMAGE, wait_for},
 };
 use serde_json::{Value, json};
 
-use crate::pods::restricted;
+use crate::{pods::restricted, shared::PATIENCE};
 
 #[path = "../../../../operator/api/tests/verdicts/mod.rs"]
 mod verdicts;
@@ -147,6 +147,34 @@ fn a_job_that_lacks_something_says_what_and_what_to_do() {
             messages.into_iter().any(|message| words.iter().all(|word| message.contains(word)))
         });
     }
+}
+
+#[test]
+fn a_terminating_namespace_takes_its_jobs_along_and_admits_no_other() {
+    let test = "a_terminating_namespace_takes_its_jobs_along_and_admits_no_other";
+    let Some((cluster, _turn)) = any_cluster(test) else { return };
+    let client = cluster.client();
+    let (leaving, staying) = (restricted(client, "leaving"), restricted(client, "staying"));
+    let restarts_before = operator_restarts(client);
+    let job = Job::apply(client, leaving.name(), "lenet", &glyphs("lenet", 5000).to_string());
+    job.wait_for_step(1);
+    // Something in it has to be let go of first.
+    let kept = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "kept", "namespace": leaving.name(), "finalizers": ["example.com/kept"]},
+    });
+    client.apply(&kept.to_string()).expect("a config map");
+    client.kubectl(&["delete", "namespace", leaving.name(), "--wait=false"]).expect("deleted");
+    let left = || job.kubectl(&["get", "tj,traininggroups,pods", "-o", "name"]);
+    wait_for("the job and its pods to go", PATIENCE, || left().is_empty()).unwrap_or_else(|_| panic!("{}", left()));
+
+    let refused = client.apply_to(leaving.name(), &glyphs("late", 1).to_string()).expect_err("it ends").to_string();
+    assert!(refused.contains("because it is being terminated"), "{refused}");
+    let good = Job::apply(client, staying.name(), "good", &glyphs("good", 1).to_string());
+    good.wait_for_phase("Complete");
+    assert_eq!(operator_restarts(client), restarts_before, "the operator restarted meanwhile");
+    let let_go = r#"{"metadata":{"finalizers":null}}"#;
+    job.kubectl(&["patch", "configmap", "kept", "--type=merge", "-p", let_go]);
 }
 
 /// A job that cannot succeed: the changes that break a good job, the reason of its failure, and

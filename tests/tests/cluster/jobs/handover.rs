@@ -13,7 +13,7 @@ use std::{
 use kube::api::{ApiResource, GroupVersionKind};
 use lockstep_tests::{
     chart::NAMESPACE,
-    cluster::{Client, Cluster, wait_for},
+    cluster::{Client, Cluster, Request, wait_for},
     products,
 };
 use nix::{
@@ -184,8 +184,7 @@ fn a_hundred_hand_overs_under_load_never_have_two_writers() {
     let took = begun.elapsed().as_secs();
     drop(operators);
 
-    let log = fs::read_to_string(cluster.audit_log()).expect("the audit log");
-    let writes = writes(&log, space);
+    let writes = writes(&cluster.requests().expect("the audit log"), space);
     let verdict = judged(&writes);
     println!("{HANDOVERS} hand-overs in {took} s, {changes} changes of {JOBS} jobs: {verdict:?}");
     assert!(verdict.leads > HANDOVERS && verdict.others >= LEAST_WRITES, "{verdict:?}");
@@ -204,35 +203,15 @@ fn change_jobs(client: &Client, namespace: &str, over: &AtomicBool) -> usize {
     times
 }
 
-/// A change that an account made, as the API server noted it.
-#[derive(Debug)]
-struct Write {
-    account: String,
-    what: String,
-    /// The times at which the request came in and was answered.
-    received: String,
-    answered: String,
-}
-
-/// Returns the successful changes of the operators, by the time of their answer.
-fn writes(log: &str, namespace: &str) -> Vec<Write> {
+/// Returns the successful changes of the accounts of a namespace.
+fn writes(requests: &[Request], namespace: &str) -> Vec<Request> {
     let prefix = format!("system:serviceaccount:{namespace}:");
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut found: Vec<Write> = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|event| !["get", "list", "watch"].contains(&event["verb"].as_str().unwrap_or_default()))
-        .filter(|event| event["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300))
-        .filter_map(|event| {
-            let account = event["user"]["username"].as_str()?.strip_prefix(&prefix)?.to_owned();
-            let object = &event["objectRef"];
-            let what = format!("{} {} {}", text(&event["verb"]), text(&object["resource"]), text(&object["name"]));
-            let (received, answered) = (text(&event["requestReceivedTimestamp"]), text(&event["stageTimestamp"]));
-            Some(Write { account, what, received, answered })
-        })
-        .collect();
-    found.sort_by(|one, other| one.answered.cmp(&other.answered));
-    found
+    let is_write = |request: &&Request| {
+        request.account.starts_with(&prefix)
+            && !["get", "list", "watch"].contains(&request.verb.as_str())
+            && request.code < 300
+    };
+    requests.iter().filter(is_write).cloned().collect()
 }
 
 /// The audit log in numbers, and each write that should not have been.
@@ -246,11 +225,12 @@ struct Verdict {
     second_writers: Vec<String>,
 }
 
-fn judged(writes: &[Write]) -> Verdict {
+/// Judges changes in the order of their answers.
+fn judged(writes: &[Request]) -> Verdict {
     let mut verdict = Verdict::default();
     let mut leader: Option<(&str, &str)> = None;
-    for Write { account, what, received, answered } in writes {
-        if what.contains(" leases ") {
+    for Request { account, verb, resource, name, received, answered, .. } in writes {
+        if resource == "leases" {
             if leader.is_none_or(|(leader, _)| leader != account) {
                 verdict.leads += 1;
                 leader = Some((account, answered));
@@ -260,6 +240,7 @@ fn judged(writes: &[Write]) -> Verdict {
         verdict.others += 1;
         if let Some((leader, since)) = leader.filter(|(leader, since)| leader != account && received.as_str() > *since)
         {
+            let what = format!("{verb} {resource} {name}");
             verdict.second_writers.push(format!("{account}: {what} at {received}, while {leader} led since {since}"));
         }
     }
@@ -268,19 +249,20 @@ fn judged(writes: &[Write]) -> Verdict {
 
 #[test]
 fn a_write_after_another_operator_took_the_lease_is_found() {
-    let write = |account: &str, what: &str, second: u32| Write {
+    let write = |account: &str, resource: &str, second: u32| Request {
         account: account.to_owned(),
-        what: what.to_owned(),
+        resource: resource.to_owned(),
         received: format!("2026-01-01T00:00:{second:02}.000000Z"),
         answered: format!("2026-01-01T00:00:{second:02}.500000Z"),
+        ..Request::default()
     };
     let mut writes = vec![
-        write("a", "create leases handover", 1),
-        write("a", "patch trainingjobs job", 2),
-        write("b", "update leases handover", 3),
-        write("b", "patch trainingjobs job", 4),
+        write("a", "leases", 1),
+        write("a", "trainingjobs", 2),
+        write("b", "leases", 3),
+        write("b", "trainingjobs", 4),
     ];
     assert_eq!(judged(&writes).second_writers, Vec::<String>::new());
-    writes.push(write("a", "patch trainingjobs job", 5));
+    writes.push(write("a", "trainingjobs", 5));
     assert_eq!(judged(&writes).second_writers.len(), 1);
 }

@@ -1,5 +1,5 @@
 //! The limits of a job and what stays of it: another controller, the deadline, the time to live,
-//! the pods that are kept, the status that somebody edits, and the scale that an autoscaler reads.
+//! the pods that are kept, the status that somebody edits, and the scale that an autoscaler sets.
 
 use lockstep_tests::cluster::wait_for;
 use serde_json::{Value, json};
@@ -54,8 +54,8 @@ fn each_job_keeps_its_own_limits_and_leaves_the_pods_that_its_policy_names() {
 }
 
 #[test]
-fn an_autoscaler_can_read_the_scale_and_an_edited_status_is_mended() {
-    let test = "an_autoscaler_can_read_the_scale_and_an_edited_status_is_mended";
+fn an_autoscaler_scales_a_job_and_an_edited_status_is_mended() {
+    let test = "an_autoscaler_scales_a_job_and_an_edited_status_is_mended";
     let Some((cluster, _turn)) = any_cluster(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "scale");
@@ -77,4 +77,25 @@ fn an_autoscaler_can_read_the_scale_and_an_edited_status_is_mended() {
         (&status["replicas"], &status["readyReplicas"], &status["phase"]) == (&json!(2), &json!(2), &json!("Running"))
             && status["selector"].as_str() == Some(selector)
     });
+
+    // Without metrics, Kubernetes' own autoscaler only keeps a job between its bounds.
+    let between = |least: u32, most: u32| {
+        let autoscaler = json!({
+            "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "lenet"},
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "name": "lenet"},
+                "minReplicas": least, "maxReplicas": most,
+            },
+        });
+        client.apply_to(namespace.name(), &autoscaler.to_string()).expect("an autoscaler");
+    };
+    let workers = |count: u64| {
+        job.wait("the autoscaler's number of workers", |status| {
+            status["membership"]["worldSize"] == count && status["replicas"] == count
+        });
+    };
+    between(3, 4);
+    workers(3);
+    between(1, 1);
+    workers(1);
 }

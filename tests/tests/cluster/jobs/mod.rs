@@ -16,3 +16,4 @@ mod metrics;
 mod outages;
 mod rights;
 mod upgrade;
+mod used_rights;

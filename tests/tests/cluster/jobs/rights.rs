@@ -21,9 +21,8 @@ fn only_its_own_coordinator_writes_a_record() {
     let write = |pod: &str| {
         let as_pod = format!("--as-user-extra=authentication.kubernetes.io/pod-name={pod}");
         let change = r#"{"metadata":{"labels":{"seen":"yes"}}}"#;
-        let words =
-            ["-n", namespace.name(), &account, &group, &as_pod, "patch", "traininggroup", "lenet", "-p", change];
-        client.kubectl(&[&words[..], &["--type=merge"]].concat())
+        let words = ["-n", namespace.name(), &account, &group, &as_pod, "patch", "traininggroup", "lenet"];
+        client.kubectl(&[&words[..], &["--subresource=status", "--type=merge", "-p", change]].concat())
     };
     let refused = write("other-coordinator").expect_err("another job's coordinator").to_string();
     assert!(refused.contains("TrainingGroup lenet is written by the pod lenet-coordinator only"), "{refused}");
@@ -49,7 +48,9 @@ const DENIED_TO_OPERATOR: [&str; 16] = [
     "list nodes",
     "delete namespaces",
 ];
-const DENIED_TO_COORDINATOR: [&str; 12] = [
+const DENIED_TO_COORDINATOR: [&str; 14] = [
+    "patch traininggroups",
+    "update traininggroups --subresource=status",
     "list traininggroups",
     "create traininggroups",
     "delete traininggroups",

@@ -227,8 +227,9 @@ impl<'a> Session<'a> {
     /// `failure` itself if it is this process's own.
     pub(crate) fn broken_by(&self, failure: Failure) -> Result<Option<Break>, Failure> {
         let broken = Some(failure.into_break()?).filter(|_| !self.is_sealing());
-        if let Some(Break { reason, .. }) = &broken {
+        if let Some(Break { reason, origin, .. }) = &broken {
             warn!(reason, "the group broke");
+            self.metrics.broke(origin.map(|origin| origin.fault));
         }
         Ok(broken)
     }

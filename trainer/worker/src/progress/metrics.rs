@@ -7,10 +7,11 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
+use lockstep_collective::PeerFault;
 use lockstep_launch::{Job, StandardError};
 use lockstep_metrics::table;
 use prometheus::{
-    Counter, Gauge, GaugeVec, Histogram, IntCounter, Registry, TextEncoder,
+    Counter, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, Registry, TextEncoder,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -33,6 +34,8 @@ pub(crate) struct Metrics {
     pub samples: IntCounter,
     pub step_duration: Histogram,
     pub collective_seconds: Counter,
+    /// Times that a group broke, by the fault.
+    collective_errors: IntCounterVec,
     stable_wait: Counter,
     /// Bytes that this worker sent in collective operations.
     pub bytes_sent: IntCounter,
@@ -62,6 +65,7 @@ impl Metrics {
             samples: table::SAMPLES.whole_counter(&registry)?,
             step_duration: table::STEP_DURATION.histogram(&registry, &STEP_SECONDS)?,
             collective_seconds: table::COLLECTIVE_SECONDS.counters(&registry)?.with_label_values(&["all_reduce"]),
+            collective_errors: with_all_kinds(table::COLLECTIVE_ERRORS.whole_counters(&registry)?),
             stable_wait: table::STABLE_WAIT.counter(&registry)?,
             bytes_sent: bytes.with_label_values(&["tcp"]),
             bytes_through_memory: bytes.with_label_values(&["memory"]),
@@ -74,6 +78,11 @@ impl Metrics {
             registry,
         };
         Ok(Arc::new(metrics))
+    }
+
+    /// Counts a group that broke. `fault` is that of another rank, if one is to blame.
+    pub(crate) fn broke(&self, fault: Option<PeerFault>) {
+        self.collective_errors.with_label_values(&[kind_of(fault)]).inc();
     }
 
     /// Counts the time until all ranks were known to have done a step. `waits` are the seconds that
@@ -103,6 +112,23 @@ impl Metrics {
     pub(crate) fn text(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
+}
+
+const fn kind_of(fault: Option<PeerFault>) -> &'static str {
+    match fault {
+        Some(PeerFault::Closed) => "closed",
+        Some(PeerFault::Refused) => "refused",
+        Some(PeerFault::Silent) => "silent",
+        None => "other",
+    }
+}
+
+/// Starts every kind at 0: what is not there cannot be seen to grow.
+fn with_all_kinds(errors: IntCounterVec) -> IntCounterVec {
+    for fault in [None, Some(PeerFault::Closed), Some(PeerFault::Refused), Some(PeerFault::Silent)] {
+        errors.with_label_values(&[kind_of(fault)]);
+    }
+    errors
 }
 
 /// Makes the metrics of a process that does not train.

@@ -37,7 +37,7 @@ impl Saver<'_> {
             Metric::Accuracy => (BestMetric::Accuracy, evaluation.accuracy),
             Metric::Loss => (BestMetric::Loss, evaluation.loss),
         };
-        let CheckpointMark { step, uri, time } = mark.clone();
+        let CheckpointMark { step, uri, time, .. } = mark.clone();
         Some(BestMark { step, uri, time, metric, value })
     }
 
