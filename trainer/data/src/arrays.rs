@@ -5,12 +5,11 @@
 //! from 0 to 255; f16, f32 and f64 are values as they are. Labels are integers.
 
 mod array;
-mod header;
 
 use std::path::{Path, PathBuf};
 
 use self::array::{Values, labels, samples};
-pub use self::header::{MAX_HEADER_BYTES, MAX_SIDE};
+pub use crate::npy::header::{MAX_HEADER_BYTES, MAX_SIDE};
 use crate::{
     DataError, Dataset, MAX_CLASSES, Normalise, Samples, Shape,
     held_out::{check_fraction, held_out},

@@ -1,13 +1,12 @@
-//! NumPy's file of one array (`numpy.save`), versions 1 to 3: a magic, the length of a header, the
-//! header as a dictionary in Python's syntax, then the values.
+//! NumPy's file of one array (`numpy.save`): a header, then the values.
+
+pub(crate) mod header;
 
 use std::{fs, io::Write as _, path::Path};
 
 use crate::DataError;
+use header::{Header, MAGIC};
 
-const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// The most bytes of a header.
-const MAX_HEADER_BYTES: usize = 1 << 16;
 /// The most bytes of a file.
 const MAX_BYTES: u64 = 4 << 30;
 
@@ -38,21 +37,17 @@ fn no_array(path: &Path, reason: String) -> DataError {
 }
 
 fn parsed(file: &[u8]) -> Result<Array, String> {
-    let (header, values) = split(file)?;
-    let kind = quoted(header, "descr").ok_or("its header names no descr")?;
-    if field(header, "fortran_order").is_none_or(|order| !order.starts_with("False")) {
-        return Err("its order is Fortran's; save numpy.ascontiguousarray(array)".to_owned());
-    }
-    let shape = shape(header)?;
+    let mut values = file;
+    let Header { kind, big_endian, shape, length: _ } = header::read(&mut values)?;
     let count = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
     let count = count.ok_or_else(|| format!("its shape {shape:?} is too large"))?;
     let accepted = "accepted are uint8, bool, and int8 to int64 with values from 0 to 255";
-    let width = match kind.trim_start_matches(['|', '<', '=']) {
+    let width = match kind.as_str() {
         "u1" | "b1" | "i1" => 1,
-        "u2" | "i2" => 2,
-        "u4" | "i4" => 4,
-        "u8" | "i8" => 8,
-        _ => return Err(format!("its values are {kind}; {accepted}")),
+        "u2" | "i2" if !big_endian => 2,
+        "u4" | "i4" if !big_endian => 4,
+        "u8" | "i8" if !big_endian => 8,
+        _ => return Err(format!("its values are {}{kind}; {accepted}", if big_endian { ">" } else { "" })),
     };
     if count.checked_mul(width) != Some(values.len()) {
         return Err(format!("{} bytes follow its header, and {shape:?} of {kind} need {count}·{width}", values.len()));
@@ -66,41 +61,11 @@ fn parsed(file: &[u8]) -> Result<Array, String> {
             .filter_map(|value| value[1..].iter().all(|byte| *byte == 0).then_some(value[0]))
             .collect()
     };
-    let is_signed = kind.ends_with("i1");
+    let is_signed = kind == "i1";
     if bytes.len() != count || (is_signed && bytes.iter().any(|byte| *byte > 127)) {
         return Err(format!("a value is not in 0 to 255; {accepted}"));
     }
     Ok(Array { shape, bytes })
-}
-
-/// The header and the bytes behind it.
-fn split(file: &[u8]) -> Result<(&str, &[u8]), String> {
-    let rest = file.strip_prefix(MAGIC).ok_or("it does not begin as a .npy file does")?;
-    let (start, length) = match rest {
-        [1, _, a, b, ..] => (4, usize::from(u16::from_le_bytes([*a, *b]))),
-        [2 | 3, _, a, b, c, d, ..] => (6, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
-        _ => return Err("its version is none of 1 to 3".to_owned()),
-    };
-    let header = rest.get(start..).filter(|_| length <= MAX_HEADER_BYTES).and_then(|rest| rest.get(..length));
-    let header = header.and_then(|header| std::str::from_utf8(header).ok()).ok_or("its header is damaged")?;
-    Ok((header, &rest[start + length..]))
-}
-
-/// The text behind a key of the header.
-fn field<'a>(header: &'a str, key: &str) -> Option<&'a str> {
-    let behind = header.split_once(&format!("'{key}'"))?.1.trim_start();
-    Some(behind.strip_prefix(':')?.trim_start())
-}
-
-fn quoted<'a>(header: &'a str, key: &str) -> Option<&'a str> {
-    Some(field(header, key)?.strip_prefix('\'')?.split_once('\'')?.0)
-}
-
-fn shape(header: &str) -> Result<Vec<usize>, String> {
-    let listed = field(header, "shape").and_then(|text| text.strip_prefix('(')?.split_once(')'));
-    let listed = listed.ok_or("its header names no shape")?.0;
-    let sizes = listed.split(',').map(str::trim).filter(|size| !size.is_empty());
-    sizes.map(|size| size.parse().map_err(|_| format!("its shape has {size}"))).collect()
 }
 
 /// Writes an array of bytes.
@@ -131,7 +96,7 @@ mod tests {
     use super::*;
 
     fn file(header: &str, values: &[u8]) -> Vec<u8> {
-        [&MAGIC[..], &[1, 0], &(header.len() as u16).to_le_bytes(), header.as_bytes(), values].concat()
+        [MAGIC, &[1, 0], &(header.len() as u16).to_le_bytes(), header.as_bytes(), values].concat()
     }
 
     fn header(kind: &str, shape: &str) -> String {
@@ -158,11 +123,12 @@ mod tests {
     fn each_fault_is_named() {
         let negative = (-1_i64).to_le_bytes();
         let cases = [
-            (b"PNG".to_vec(), "does not begin"),
-            (file(&header("<f4", "(1,)"), &[0; 4]), "its values are <f4"),
+            (b"\x89PNG\r\n\x1a\n".to_vec(), "does not begin"),
+            (file(&header("<f4", "(1,)"), &[0; 4]), "its values are f4"),
+            (file(&header(">i8", "(1,)"), &[0; 8]), "its values are >i8"),
             (file(&header("|u1", "(2, 2)"), &[0; 3]), "3 bytes follow"),
             (file(&header("<i8", "(1,)"), &negative), "not in 0 to 255"),
-            (file(&header("|u1", "(2").replace("(2", "2"), &[0; 2]), "no shape"),
+            (file(&header("|u1", "2"), &[0; 2]), "lacks a `(`"),
             (file(&header("|u1", "(2,)").replace("False", "True"), &[0; 2]), "Fortran"),
             (file(&header("|u1", &format!("({0}, {0}, {0})", usize::MAX)), &[]), "too large"),
         ];
@@ -178,7 +144,7 @@ mod tests {
             let _ = parsed(&bytes);
             let good = file(&header("|u1", "(64, 2)"), &bytes);
             let _ = parsed(&good[..cut.min(good.len())]);
-            let _ = parsed(&[&MAGIC[..], &bytes].concat());
+            let _ = parsed(&[MAGIC, &bytes].concat());
         }
     }
 }

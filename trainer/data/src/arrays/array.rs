@@ -8,11 +8,11 @@ use std::{
 
 use half::f16;
 
-use super::{
-    MAX_SAMPLES,
-    header::{self, Header, MAX_SIDE},
+use super::{MAX_SAMPLES, MAX_SIDE};
+use crate::{
+    DataError, Shape,
+    npy::header::{self, Header},
 };
-use crate::{DataError, Shape};
 
 const BLOCK: usize = 1 << 20;
 

@@ -149,6 +149,6 @@ proptest! {
     #[test]
     fn any_header_is_read_or_refused(text in "[{}()',: a-z0-9<>|_FalseTru]{0,80}") {
         let start = [&b"\x93NUMPY\x01\x00"[..], &(text.len() as u16).to_le_bytes(), text.as_bytes()].concat();
-        let _ = header::read(&mut &start[..]);
+        let _ = crate::npy::header::read(&mut &start[..]);
     }
 }

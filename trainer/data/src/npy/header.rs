@@ -9,21 +9,21 @@ pub const MAX_HEADER_BYTES: usize = 1 << 16;
 /// The most values of a dimension, but the first.
 pub const MAX_SIDE: usize = 1 << 20;
 const MAX_DIMENSIONS: usize = 8;
-const MAGIC: &[u8] = b"\x93NUMPY";
+pub(crate) const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// The description of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// The kind of a value, as NumPy writes it without the order of its bytes: `f4`.
-    pub(super) kind: String,
-    pub(super) big_endian: bool,
-    pub(super) shape: Vec<usize>,
+    pub(crate) kind: String,
+    pub(crate) big_endian: bool,
+    pub(crate) shape: Vec<usize>,
     /// Bytes of the file before the values.
-    pub(super) length: u64,
+    pub(crate) length: u64,
 }
 
 /// Reads a header. The error says why it is none, or one of an array that is not taken.
-pub(super) fn read(file: &mut impl Read) -> Result<Header, String> {
+pub(crate) fn read(file: &mut impl Read) -> Result<Header, String> {
     let mut start = [0; 8];
     file.read_exact(&mut start).map_err(|_| "it ends in its header".to_owned())?;
     if start[..6] != *MAGIC {
