@@ -22,8 +22,8 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("lockstep-operator", "lockstep-controller"),
     ("lockstep-trainer", "lockstep-worker"),
 ];
-/// The platform of the images.
-const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+/// The platform of the programs in the images.
+const PLATFORM: &str = "x86_64-unknown-linux-musl";
 
 pub(crate) fn run(Arguments {}: &Arguments) -> anyhow::Result<()> {
     let metadata = metadata()?;

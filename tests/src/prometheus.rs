@@ -37,7 +37,7 @@ pub struct Prometheus<'a> {
 pub struct Series {
     /// As promtool prints it: labels, and pairs of time and value.
     pub raw: Value,
-    /// The finite values. A quantile of no observations is no number.
+    /// The values that are numbers. A quantile of no observations is none.
     pub values: Vec<f64>,
 }
 

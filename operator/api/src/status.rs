@@ -294,6 +294,9 @@ pub struct JobProgress {
     /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// The step at which it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy_step: Option<u64>,
     /// Mean over the classes of intersection over union on the held-out samples, 0 to 1, where each
     /// pixel has a class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,7 +355,7 @@ pub struct JobProgress {
     /// The time that a pod has to end, if a drain takes longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,
-    /// The time when this was measured.
+    /// The time when the operator took this report over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
 }
@@ -455,6 +458,7 @@ impl TrainingJobStatus {
             loss: progress.loss,
             evaluation_loss: progress.evaluation_loss,
             accuracy: progress.accuracy,
+            accuracy_step: progress.accuracy_step,
             mean_iou: progress.mean_iou,
             learning_rate: progress.learning_rate,
             loss_scale: progress.loss_scale,
@@ -476,7 +480,9 @@ impl TrainingJobStatus {
             best_checkpoint: self.best_checkpoint.clone(),
             estimated_remaining_seconds: progress.estimated_remaining_seconds.map(|seconds| seconds as f64),
             benchmark: self.benchmark.clone(),
-            ..Progress::default()
+            // The status does not have them.
+            samples: 0,
+            time: None,
         })
     }
 }

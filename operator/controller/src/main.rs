@@ -198,11 +198,14 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         }
         ended = &mut server => return ended.context("serve HTTP")?,
         () = until(stopped) => {
-            if timeout(DRAIN, operator.rest()).await.is_err() {
-                info!("some jobs were still being reconciled");
-            }
-            // The next leader must be the only writer. Timers of jobs need not run out.
+            let rests = timeout(DRAIN, operator.rest()).await.is_ok();
+            // Timers of jobs need not run out.
             work.abort();
+            if !rests {
+                // The next leader must be the only writer: it waits until the lease has run out.
+                info!("some jobs were still being reconciled");
+                return Ok(());
+            }
         }
     }
     if !no_leader_election {

@@ -9,9 +9,9 @@ use std::{
 
 use jiff::Timestamp;
 use kube::ResourceExt;
-use lockstep_api::{Phase, TrainingJob, TrainingJobStatus};
+use lockstep_api::{Phase, Reason, TrainingJob, TrainingJobStatus};
 use lockstep_launch::{Elastic, GroupChange, StandardError};
-use lockstep_metrics::{Exporter, JobSeries, Sample, changes, progress, table};
+use lockstep_metrics::{Exporter, JobSeries, Sample, changes, no_change, progress, reached, table};
 use prometheus::{Error, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 
 use crate::work_queue::WorkQueue;
@@ -45,6 +45,43 @@ impl ReconcileResult {
         }
     }
 }
+
+/// Why a reconciliation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureReason {
+    /// The API server refuses an object for its content, or a quota does.
+    Refused,
+    /// Something else has an object of the name.
+    Taken,
+    /// The system grants no randomness.
+    Credentials,
+    /// A request failed, or the operator lacks a right.
+    Request,
+}
+
+impl FailureReason {
+    const ALL: [Self; 4] = [Self::Refused, Self::Taken, Self::Credentials, Self::Request];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Taken => "taken",
+            Self::Credentials => "credentials",
+            Self::Request => "request",
+        }
+    }
+}
+
+/// How jobs end.
+const ENDS: [(Phase, Reason); 7] = [
+    (Phase::Complete, Reason::TrainingComplete),
+    (Phase::Complete, Reason::BenchmarkComplete),
+    (Phase::Failed, Reason::InvalidSpec),
+    (Phase::Failed, Reason::InvalidInput),
+    (Phase::Failed, Reason::BackoffLimitExceeded),
+    (Phase::Failed, Reason::StartupTimeout),
+    (Phase::Failed, Reason::DeadlineExceeded),
+];
 
 /// All metrics of the operator.
 pub(crate) struct Metrics {
@@ -87,13 +124,21 @@ impl Metrics {
         for result in ReconcileResult::ALL {
             reconciles.with_label_values(&[result.label()]).reset();
         }
+        let errors = table::RECONCILE_ERRORS.whole_counters(&registry)?;
+        for reason in FailureReason::ALL {
+            errors.with_label_values(&[reason.label()]).reset();
+        }
+        let finished = table::JOBS_FINISHED.whole_counters(&registry)?;
+        for (result, reason) in ENDS {
+            finished.with_label_values(&[result.to_string(), reason.to_string()]).reset();
+        }
         let build: Gauge = table::BUILD_INFO.gauges(&registry)?.with_label_values(&[env!("CARGO_PKG_VERSION")]);
         build.set(1.0);
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         Ok(Self {
             reconciles,
-            errors: table::RECONCILE_ERRORS.whole_counters(&registry)?,
+            errors,
             duration: table::RECONCILE_DURATION.histogram(&registry, &RECONCILE_SECONDS)?,
             queue: WorkQueue::default(),
             queue_depth: table::WORKQUEUE_DEPTH.whole_gauge(&registry)?,
@@ -104,7 +149,7 @@ impl Metrics {
             watch_restarts: table::WATCH_RESTARTS.whole_counter(&registry)?,
             leader: table::LEADER.whole_gauge(&registry)?,
             dropped_lines: table::LOG_LINES_DROPPED.whole_counter(&registry)?,
-            finished: table::JOBS_FINISHED.whole_counters(&registry)?,
+            finished,
             count: table::JOBS.gauges(&registry)?,
             jobs: Mutex::new(BTreeMap::new()),
             series: JobSeries::new(&registry, &[Exporter::Job, Exporter::JobInCluster])?,
@@ -131,8 +176,8 @@ impl Metrics {
     }
 
     /// Counts a reconciliation that failed.
-    pub(crate) fn failed(&self, reason: &str) {
-        self.errors.with_label_values(&[reason]).inc();
+    pub(crate) fn failed(&self, reason: FailureReason) {
+        self.errors.with_label_values(&[reason.label()]).inc();
     }
 
     /// Counts an interrupted watch.
@@ -145,8 +190,14 @@ impl Metrics {
         self.leader.set(leads.into());
     }
 
-    /// Notes the status of a job at `now`, and counts its end and its changes.
-    pub(crate) fn saw(&self, job: &TrainingJob, status: &TrainingJobStatus, now: Timestamp) {
+    /// Notes the status of a job at `now`, and counts its end and the changes of its membership.
+    pub(crate) fn saw(
+        &self,
+        job: &TrainingJob,
+        status: &TrainingJobStatus,
+        membership: &[GroupChange],
+        now: Timestamp,
+    ) {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let replicas = job.spec.replicas;
         let Elastic { min_replicas, max_replicas } = job.spec.elastic.unwrap_or(Elastic::fixed(replicas));
@@ -160,7 +211,9 @@ impl Metrics {
         let has_run = had_run || is_running;
         jobs.insert(key, LastSeen { uid: job.uid().unwrap_or_default(), bounds, status: status.clone(), has_run });
         drop(jobs);
-        let Some(LastSeen { status: earlier, .. }) = earlier else { return };
+        let Some(LastSeen { status: earlier, .. }) = earlier else {
+            return self.series.write(&namespace, &name, &no_change());
+        };
         let reason = status.reason.as_deref().unwrap_or_default();
         let was_over = earlier.phase.is_some_and(Phase::is_finished);
         if let Some(phase) = status.phase.filter(|phase| phase.is_finished() && !was_over) {
@@ -177,7 +230,7 @@ impl Metrics {
                 self.time_to_first_step.observe(took);
             }
         }
-        self.series.write(&namespace, &name, &change(&earlier, status));
+        self.series.write(&namespace, &name, &changed(&earlier, status, membership));
     }
 
     /// Forgets a job that is gone.
@@ -190,7 +243,7 @@ impl Metrics {
     pub(crate) fn text(&self) -> Result<String, Error> {
         self.queue_depth.set(self.queue.depth() as i64);
         self.dropped_lines.inc_by(StandardError::dropped_lines().saturating_sub(self.dropped_lines.get()));
-        // The lock is held until the text is made, because a second scrape resets the series.
+        // The lock is held until the samples are gathered: a second scrape resets the series.
         let families = {
             let jobs = self.jobs();
             self.write(&jobs);
@@ -208,7 +261,8 @@ impl Metrics {
         for ((namespace, name), LastSeen { uid: _, has_run: _, bounds, status }) in jobs {
             *counts.entry((namespace, status.phase.unwrap_or(Phase::Pending))).or_default() += 1.0;
             let mut samples = of_status(*bounds, status);
-            samples.extend(status.report().iter().flat_map(progress));
+            let of_report = if trains(status) { progress } else { reached };
+            samples.extend(status.report().iter().flat_map(of_report));
             self.series.write(namespace, name, &samples);
             self.series.set_counters(namespace, name, &restarts(status));
         }
@@ -241,17 +295,19 @@ fn restarts(status: &TrainingJobStatus) -> Vec<Sample> {
     by_reason.map(|(reason, count)| Sample::new(table::WORKER_RESTARTS, &[reason], count.into())).collect()
 }
 
-/// The samples of the newest change of the membership, if it is news.
-fn change(earlier: &TrainingJobStatus, status: &TrainingJobStatus) -> Vec<Sample> {
-    let last = |status: &TrainingJobStatus| status.membership.as_ref().and_then(|known| known.last_change.clone());
-    let (Some(before), Some(now)) = (last(earlier), last(status)) else { return Vec::new() };
-    if now.generation <= before.generation {
-        return Vec::new();
-    }
-    let world = |status: &TrainingJobStatus| status.membership.as_ref().map(|known| known.world_size);
-    let change =
-        GroupChange { workers: world(status).unwrap_or_default(), seconds: now.seconds, ..GroupChange::default() };
-    changes(world(earlier), &change)
+/// False if the job rests, or has ended.
+fn trains(status: &TrainingJobStatus) -> bool {
+    !matches!(status.phase, None | Some(Phase::Pending | Phase::Suspended | Phase::Complete | Phase::Failed))
+}
+
+/// The samples of the changes of the membership that a status has and an earlier one lacks.
+fn changed(earlier: &TrainingJobStatus, status: &TrainingJobStatus, membership: &[GroupChange]) -> Vec<Sample> {
+    let generation = |status: &TrainingJobStatus| Some(status.membership.as_ref()?.last_change.as_ref()?.generation);
+    let (Some(before), Some(now)) = (generation(earlier), generation(status)) else { return Vec::new() };
+    let mut new: Vec<_> = membership.iter().filter(|change| (before + 1..=now).contains(&change.generation)).collect();
+    new.sort_by_key(|change| change.generation);
+    let mut world = earlier.membership.as_ref().map(|known| known.world_size);
+    new.into_iter().flat_map(|change| changes(world.replace(change.workers), change)).collect()
 }
 
 #[cfg(test)]
@@ -285,8 +341,8 @@ mod tests {
     #[test]
     fn the_series_of_a_job_end_with_it() {
         let metrics = Metrics::new().expect("registered");
-        metrics.saw(&job("a"), &status("Running"), now());
-        metrics.saw(&job("b"), &status("Running"), now());
+        metrics.saw(&job("a"), &status("Running"), &[], now());
+        metrics.saw(&job("b"), &status("Running"), &[], now());
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_progress_ratio{job_name=\"a\",job_namespace=\"team\"} 0.5"), "{text}");
         assert!(text.contains("lockstep_jobs{job_namespace=\"team\",phase=\"Running\"} 2"), "{text}");
@@ -296,13 +352,27 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_ended_keeps_what_it_reached_and_has_no_group() {
+        let metrics = Metrics::new().expect("registered");
+        for (phase, trains) in [("Running", true), ("Restarting", true), ("Suspended", false), ("Complete", false)] {
+            metrics.saw(&job("a"), &status(phase), &[], now());
+            let text = metrics.text().expect("text");
+            assert!(text.contains("lockstep_global_step{"), "{phase}: {text}");
+            assert_eq!(text.contains("lockstep_world_size{"), trains, "{phase}: {text}");
+        }
+    }
+
+    #[test]
     fn a_job_counts_as_finished_once() {
         let metrics = Metrics::new().expect("registered");
         for phase in ["Running", "Complete", "Complete"] {
-            metrics.saw(&job("a"), &status(phase), now());
+            metrics.saw(&job("a"), &status(phase), &[], now());
         }
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_jobs_finished_total{reason=\"R\",result=\"Complete\"} 1"), "{text}");
+        // What has not happened is 0, so that the first time is seen as an increase.
+        let none = "lockstep_jobs_finished_total{reason=\"DeadlineExceeded\",result=\"Failed\"} 0";
+        assert!(text.contains(none), "{text}");
     }
 
     #[test]
@@ -315,8 +385,11 @@ mod tests {
                 "lastChange": {"generation": generation, "text": "t", "seconds": 1.5}});
             serde_json::from_value(value).expect("a status")
         };
-        for (generation, world, oom) in [(1, 3, 0), (2, 2, 1), (3, 3, 1)] {
-            metrics.saw(&job("a"), &with(generation, world, oom), now());
+        let change = |generation, workers| GroupChange { generation, workers, seconds: 1.5, ..GroupChange::default() };
+        let membership = [change(1, 3), change(2, 2), change(3, 3), change(4, 3)];
+        // Two changes may be seen at a time.
+        for (generation, world, oom) in [(1, 3, 0), (3, 3, 1), (4, 3, 1)] {
+            metrics.saw(&job("a"), &with(generation, world, oom), &membership, now());
             metrics.text().expect("a scrape changes nothing");
         }
         let text = metrics.text().expect("text");
@@ -326,7 +399,8 @@ mod tests {
             format!("lockstep_worker_restarts_total{{{of_a},reason=\"crash\"}} 0"),
             format!("lockstep_resizes_total{{direction=\"down\",{of_a}}} 1"),
             format!("lockstep_resizes_total{{direction=\"up\",{of_a}}} 1"),
-            format!("lockstep_resize_seconds_total{{{of_a}}} 3"),
+            format!("lockstep_resizes_total{{direction=\"same\",{of_a}}} 1"),
+            format!("lockstep_resize_seconds_total{{{of_a}}} 4.5"),
             format!("lockstep_workers{{{of_a},state=\"desired\"}} 3"),
         ] {
             assert!(text.contains(&line), "{line} is missing:\n{text}");
@@ -336,7 +410,7 @@ mod tests {
     #[test]
     fn the_operator_exports_no_metric_of_a_worker() {
         let metrics = Metrics::new().expect("registered");
-        metrics.saw(&job("a"), &status("Running"), now());
+        metrics.saw(&job("a"), &status("Running"), &[], now());
         let text = metrics.text().expect("text");
         for metric in table::ALL.iter().filter(|metric| metric.exporter == Exporter::Worker) {
             assert!(!text.contains(&format!("# TYPE {} ", metric.name)), "{} has two exporters", metric.name);
@@ -356,7 +430,7 @@ mod tests {
         let mut stepped = running.clone();
         stepped.phase = before.phase;
         for status in [&before, &stepped, &running, &running] {
-            metrics.saw(&job("a"), status, now());
+            metrics.saw(&job("a"), status, &[], now());
         }
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_time_to_first_step_seconds_count 1"), "{text}");

@@ -28,7 +28,7 @@ use tracing::{error, warn};
 
 use crate::{
     apply::{ApplyError, apply, write_status},
-    metrics::{Metrics, ReconcileResult},
+    metrics::{FailureReason, Metrics, ReconcileResult},
     observe::{StoredJob, Surroundings, is_unbegun, scoped},
     patient_watch::{WatchHistory, WatchState, WatchStates, patient},
 };
@@ -197,11 +197,9 @@ async fn reconcile(job: Arc<StoredJob>, scope: Arc<Scope>) -> Result<Action, App
         Err(_) => ReconcileResult::Error,
     };
     scope.operator.metrics.reconciled(outcome, started.elapsed());
-    if let Err(error) = &result {
-        scope.operator.metrics.failed(reason(error));
-        if outcome == ReconcileResult::Error {
-            warn!(namespace = job.namespace(), job = job.name_any(), %error, "not reconciled");
-        }
+    if let Some((error, reason)) = result.as_ref().err().and_then(|error| Some((error, reason(error)?))) {
+        scope.operator.metrics.failed(reason);
+        warn!(namespace = job.namespace(), job = job.name_any(), %error, "not reconciled");
     }
     result
 }
@@ -235,7 +233,8 @@ async fn observe_plan_apply(job: &StoredJob, scope: &Scope) -> Result<Action, Ap
         Ok(valid) => plan(&valid, &seen, &scope.operator.default_image, now),
         Err(wrong) => refuse(&wrong, &seen, now),
     };
-    scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status), now);
+    let membership = seen.group.as_ref().map_or(&[][..], |group| &group.changes);
+    scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status), membership, now);
     let check_again = next.check_again;
     let finished = next.status.as_ref().unwrap_or(&seen.status).phase.is_some_and(Phase::is_finished);
     carry_out(job, &uid, scope, next).await?;
@@ -302,14 +301,15 @@ fn after_error(job: Arc<StoredJob>, error: &ApplyError, scope: Arc<Scope>) -> Ac
     Action::requeue(first.saturating_mul(1 << (errors - 1).min(16)).min(longest))
 }
 
-fn reason(error: &ApplyError) -> &'static str {
-    match error {
-        ApplyError::Outdated { .. } => "outdated",
-        ApplyError::Refused { .. } | ApplyError::NoGang { .. } => "refused",
-        ApplyError::Taken { .. } => "taken",
-        ApplyError::Credentials { .. } => "credentials",
-        ApplyError::Request { .. } => "request",
-    }
+/// Returns why a reconciliation failed; none if the job only changed meanwhile.
+fn reason(error: &ApplyError) -> Option<FailureReason> {
+    Some(match error {
+        ApplyError::Outdated { .. } => return None,
+        ApplyError::Refused { .. } | ApplyError::NoGang { .. } => FailureReason::Refused,
+        ApplyError::Taken { .. } => FailureReason::Taken,
+        ApplyError::Credentials { .. } => FailureReason::Credentials,
+        ApplyError::Request { .. } => FailureReason::Request,
+    })
 }
 
 impl Scope {

@@ -136,6 +136,13 @@ fn the_losses_of_a_node_are_counted_for_an_hour() {
 }
 
 #[test]
+fn the_pods_that_a_node_takes_with_it_are_one_loss_though_they_are_seen_one_by_one() {
+    let (job, mut seen) = read("Running; all ready; worker 1 unreachable");
+    seen.status.excluded_nodes = vec![lost("node-a", 1, 0)];
+    assert_eq!(status(&job, &seen).excluded_nodes, [lost("node-a", 1, 0)]);
+}
+
+#[test]
 fn an_eviction_or_a_crash_is_no_loss_of_the_node() {
     for end in ["evicted", "exited 1", "disrupted", "out of memory"] {
         let (job, seen) = read(&format!("Running; all ready; worker 1 {end}"));

@@ -86,19 +86,49 @@ fn seconds_of(time: &str) -> Option<f64> {
     Some(time.as_second() as f64)
 }
 
-/// Returns the direction of a change of the group's size.
+/// The directions of a change of the group's size, in the order of [`std::cmp::Ordering`].
+const DIRECTIONS: [&str; 3] = ["down", "same", "up"];
+
 fn direction(before: u32, after: u32) -> &'static str {
     match after.cmp(&before) {
-        std::cmp::Ordering::Greater => "up",
-        std::cmp::Ordering::Less => "down",
-        std::cmp::Ordering::Equal => "same",
+        std::cmp::Ordering::Less => DIRECTIONS[0],
+        std::cmp::Ordering::Equal => DIRECTIONS[1],
+        std::cmp::Ordering::Greater => DIRECTIONS[2],
     }
+}
+
+/// Figures that hold only while workers train.
+const LIVE: [Metric; 9] = [
+    table::ESTIMATED_REMAINING,
+    table::WORLD_SIZE,
+    table::THROUGHPUT,
+    table::SCALING_EFFICIENCY,
+    table::LOAD_BALANCE,
+    table::COMMUNICATION_EFFICIENCY,
+    table::PARALLEL_EFFICIENCY,
+    table::STRAGGLERS,
+    table::UNSAVED_STEPS,
+];
+
+/// Returns the samples of the newest report of a job that rests or has ended: what it has reached,
+/// and nothing about the group that it had.
+#[must_use]
+pub fn reached(report: &Progress) -> Vec<Sample> {
+    progress(report).into_iter().filter(|sample| !LIVE.contains(&sample.metric)).collect()
+}
+
+/// Returns the samples of a membership that has not changed: a counter starts at 0, so that its
+/// first increase is seen.
+#[must_use]
+pub fn no_change() -> Vec<Sample> {
+    let resizes = DIRECTIONS.map(|direction| Sample::new(table::RESIZES, &[direction], 0.0));
+    resizes.into_iter().chain([Sample::new(table::RESIZE_SECONDS, &[], 0.0)]).collect()
 }
 
 /// Returns the samples of one change of the membership. The first membership is no change.
 #[must_use]
 pub fn changes(world_before: Option<u32>, change: &GroupChange) -> Vec<Sample> {
-    let Some(before) = world_before else { return Vec::new() };
+    let Some(before) = world_before else { return no_change() };
     vec![
         Sample::new(table::RESIZES, &[direction(before, change.workers)], 1.0),
         Sample::new(table::RESIZE_SECONDS, &[], change.seconds.max(0.0)),
@@ -249,10 +279,15 @@ mod tests {
     #[test]
     fn a_change_counts_by_its_direction_and_the_first_membership_is_none() {
         let change = |workers| GroupChange { workers, seconds: 2.0, ..GroupChange::default() };
-        let direction = |before, after| changes(before, &change(after)).first().map(|sample| sample.labels.clone());
-        assert_eq!(direction(None, 2), None);
-        assert_eq!(direction(Some(2), 3), Some(vec!["up".to_owned()]));
-        assert_eq!(direction(Some(2), 1), Some(vec!["down".to_owned()]));
-        assert_eq!(direction(Some(2), 2), Some(vec!["same".to_owned()]));
+        let counted = |before, after| {
+            let samples = changes(before, &change(after));
+            let counted: Vec<_> = samples.iter().filter(|sample| sample.value > 0.0).collect();
+            counted.iter().flat_map(|sample| sample.labels.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(counted(None, 2), Vec::<String>::new());
+        assert_eq!(changes(None, &change(2)).len(), 4, "each direction and the seconds start at 0");
+        assert_eq!(counted(Some(2), 3), ["up"]);
+        assert_eq!(counted(Some(2), 1), ["down"]);
+        assert_eq!(counted(Some(2), 2), ["same"]);
     }
 }

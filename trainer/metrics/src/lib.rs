@@ -7,7 +7,7 @@ mod register;
 pub mod table;
 
 pub use self::{
-    job::{JobSeries, Sample, changes, progress},
+    job::{JobSeries, Sample, changes, no_change, progress, reached},
     page::page,
     table::{Exporter, Kind, Metric, Unit},
 };

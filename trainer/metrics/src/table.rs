@@ -95,9 +95,9 @@ macro_rules! table {
 
 table! {
     RECONCILES = Operator Counter Count "reconciles_total" ["result"]
-        "Reconciliations of a job, by result.";
+        "Reconciliations of a job, by result: success, error, or outdated (the job changed meanwhile).";
     RECONCILE_ERRORS = Operator Counter Count "reconcile_errors_total" ["reason"]
-        "Failed reconciliations of a job, by reason.";
+        "Failed reconciliations of a job, by reason: request (the API server's answer, or a right that is lacking), credentials, refused (a quota, a policy or a field) or taken (another object has the name).";
     RECONCILE_DURATION = Operator Histogram Seconds "reconcile_duration_seconds" []
         "Time that one reconciliation of a job takes.";
     WORKQUEUE_DEPTH = Operator Gauge Count "workqueue_depth" []
@@ -115,7 +115,7 @@ table! {
     JOBS = Operator Gauge Count "jobs" ["job_namespace", "phase"]
         "Jobs, by namespace and phase.";
     JOBS_FINISHED = Operator Counter Count "jobs_finished_total" ["result", "reason"]
-        "Jobs that this process saw end, by result and reason.";
+        "Jobs that this process saw end, by result (Complete or Failed) and the reason in their status.";
     TIME_TO_RUNNING = Operator Histogram Seconds "time_to_running_seconds" []
         "Time from the moment when the operator first acted on a job until its workers trained.";
     TIME_TO_FIRST_STEP = Operator Histogram Seconds "time_to_first_step_seconds" []
@@ -126,7 +126,7 @@ table! {
     WORKERS = JobInCluster Gauge Count "workers" ["state"]
         "Workers by state: min and max (the bounds of spec.elastic), desired (wanted now), ready (joined).";
     WORKER_RESTARTS = JobInCluster Counter Count "worker_restarts_total" ["reason"]
-        "Workers that were lost and started again, by reason. A restart of all workers counts once.";
+        "Workers that were lost and started again, by reason: crash, oom, preempted, evicted, node_lost or hung. A restart of all workers counts once.";
 
     GLOBAL_STEP = Job Gauge Count "global_step" []
         "Optimiser steps of the job that are done.";

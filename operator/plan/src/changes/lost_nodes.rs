@@ -11,11 +11,12 @@ use crate::judgement::Situation;
 const AVOIDED: u32 = 2;
 /// Time after its newest loss at which a node is forgotten.
 const MEMORY: SignedDuration = SignedDuration::from_hours(1);
+/// Pods that a node takes with it are seen one after another. Within this time they are one loss.
+const OUTAGE: SignedDuration = SignedDuration::from_secs(60);
 /// Greatest number of nodes that are remembered. An anti-affinity costs the scheduler time.
 const MAX_NODES: usize = 16;
 
-/// Counts the node of a failure that was just seen, if the node was lost. Pods that a node takes
-/// with it at a time are one loss.
+/// Counts the node of a failure that was just seen, if the node was lost.
 pub(crate) fn note_lost_node(situation: &Situation<'_>, mut status: TrainingJobStatus) -> TrainingJobStatus {
     let now = situation.now;
     status.excluded_nodes.retain(|known| now.duration_since(known.last_loss.0) < MEMORY);
@@ -23,10 +24,14 @@ pub(crate) fn note_lost_node(situation: &Situation<'_>, mut status: TrainingJobS
     let is_new = failure != situation.seen.status.last_failure.as_ref();
     let Some(node) = failure.filter(|_| is_new).and_then(lost_node) else { return status };
     let earlier = status.excluded_nodes.iter().position(|known| known.node == *node);
-    let losses = earlier.map_or(0, |place| status.excluded_nodes.remove(place).losses);
-    let last_loss = Time(now);
-    let node = node.clone();
-    status.excluded_nodes.push(ExcludedNode { node, losses: losses.saturating_add(1), last_loss });
+    let known = earlier.map(|place| status.excluded_nodes.remove(place));
+    status.excluded_nodes.push(match known {
+        Some(known) if now.duration_since(known.last_loss.0) < OUTAGE => known,
+        known => {
+            let losses = known.map_or(0, |known| known.losses).saturating_add(1);
+            ExcludedNode { node: node.clone(), losses, last_loss: Time(now) }
+        }
+    });
     // The newest come last.
     let surplus = status.excluded_nodes.len().saturating_sub(MAX_NODES);
     status.excluded_nodes.drain(..surplus);

@@ -145,6 +145,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         loss: figure(reported.loss).or(last.loss),
         evaluation_loss: figure(reported.evaluation_loss).or(last.evaluation_loss),
         accuracy: figure(reported.accuracy).or(last.accuracy),
+        accuracy_step: reported.accuracy_step.or(last.accuracy_step),
         mean_iou: figure(reported.mean_iou).or(last.mean_iou),
         learning_rate: figure(reported.learning_rate).or(last.learning_rate),
         loss_scale: figure(reported.loss_scale).or(last.loss_scale),

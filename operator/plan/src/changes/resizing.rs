@@ -8,13 +8,14 @@ use crate::judgement::Situation;
 /// Says whether the group is to have more or fewer workers than it has. A job whose group never
 /// changed has no such condition.
 pub(crate) fn tell_of_resizing(situation: &Situation<'_>, status: TrainingJobStatus) -> TrainingJobStatus {
-    let rests = matches!(status.phase, None | Some(Phase::Complete | Phase::Failed | Phase::Suspended));
-    let change = change_under_way(situation, &status).filter(|_| !rests);
+    // While workers are lost, the others train on in phase Running. In each other phase none does.
+    let trains = status.phase == Some(Phase::Running);
+    let change = change_under_way(situation, &status).filter(|_| trains);
     let was_told = has_condition(&status, ConditionType::Resizing);
     let (holds, why) = match change {
         Some(change) => (true, Explanation::new(Reason::GroupChanges, change)),
         None if !was_told => return status,
-        None if rests => (false, Explanation::new(Reason::NoGroup, "no worker trains")),
+        None if !trains => (false, Explanation::new(Reason::NoGroup, "no worker trains")),
         None => {
             let replicas = situation.job.replicas;
             (false, Explanation::new(Reason::GroupComplete, format!("the group has {replicas} workers")))

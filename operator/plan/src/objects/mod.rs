@@ -86,9 +86,9 @@ fn role(job: &ValidJob) -> RbacRole {
         verbs: verbs.iter().copied().map(str::to_owned).collect(),
         ..PolicyRule::default()
     };
-    // It writes its record under the version that it read, and its progress by server-side apply.
+    // It replaces its record under the version that it read, and applies its progress.
     let record = rule(training_group::PLURAL.to_owned(), &["get", "update"]);
-    let progress = rule(format!("{}/status", training_group::PLURAL), &["patch"]);
+    let progress = rule(format!("{}/status", training_group::PLURAL), &["get", "patch"]);
     RbacRole { metadata: shared(job), rules: Some(vec![record, progress]) }
 }
 

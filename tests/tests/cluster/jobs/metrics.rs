@@ -129,6 +129,8 @@ fn every_query_of_every_board_has_values_on_a_prometheus_that_scraped_an_elastic
     let mut manifest = glyphs("lenet", 5000);
     manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
     manifest["spec"]["communication"] = json!({"backend": "tcp"});
+    // It learns as long as it is watched.
+    manifest["spec"]["training"]["schedule"] = json!({"baseLearningRate": 0.0005});
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     let scraper = Scraper::start(&cluster, 9091, [NAMESPACE, namespace.name()]);
     job.wait_for_step(100);

@@ -14,7 +14,7 @@ use crate::{Ended, Folder, Snapshotter, Taken};
 const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
 const WAY: &str = "LOCKSTEP_TEST_WAY";
 const WAYS: [&str; 3] = ["one writer", "three writers", "in the background"];
-const KILLS: usize = 1_000;
+const KILLS: usize = 400;
 /// A child saves in about a millisecond. This spreads the kills over several saves.
 const MOST_MICROSECONDS: u64 = 4_000;
 
