@@ -1,7 +1,7 @@
 #!/bin/bash
 # draw.sh: draws the boards from target/boards/NAME.json to docs/boards/NAME.png, with Grafana's own components in a headless Chromium.
 # They come from real jobs on the local cluster: cargo test --release --workspace --test cluster -- every_query
-# It needs npm, and Debian's chromium. This is no Grafana: its components draw the panels.
+# It needs npm, curl, and Debian's chromium. This is no Grafana: its components draw the panels.
 set -euo pipefail
 cd "$(dirname "$0")"
 root=../..
@@ -12,16 +12,24 @@ cd "$build"
 root=../../..
 [ -d node_modules ] || npm install --no-audit --no-fund --legacy-peer-deps
 node node_modules/vite/bin/vite.js build
+page=http://localhost:5199/
 node node_modules/vite/bin/vite.js preview --port 5199 --strictPort > preview.log 2>&1 &
 server=$!
-sleep 3
-trap 'kill $server' EXIT
+trap 'kill $server 2> /dev/null || true' EXIT
+until curl --silent --fail --output /dev/null "$page"; do
+  kill -0 $server || { cat preview.log >&2; exit 1; }
+  sleep 0.2
+done
+browse() { chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=15000 "$@" "$page" 2> chromium.log; }
 for answers in "$root"/target/boards/*.json; do
   name=$(basename "$answers" .json)
   cp "$answers" dist/answers.json
   cp "$root/charts/lockstep/files/dashboards/$name.json" dist/board.json
   height=$(node -e 'const b = JSON.parse(require("fs").readFileSync("dist/board.json")); console.log(Math.max(...b.panels.map(({gridPos: p}) => p.y + p.h)) * 34 + 8)')
-  chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1600,"$height" --virtual-time-budget=15000 \
-    --screenshot="$root/docs/boards/$name.png" http://localhost:5199/ 2> chromium.log
+  # The page says in its title whether every panel is drawn, and has values.
+  browse --window-size=1600,"$height" --dump-dom > drawn.html
+  title=$(grep -o '<title>[^<]*' drawn.html | sed -n '1s/<title>//p' || true)
+  [ "$title" = DONE ] || { echo "$name: ${title:-the page never ended}" >&2; exit 1; }
+  browse --window-size=1600,"$height" --screenshot="$root/docs/boards/$name.png"
   echo "docs/boards/$name.png"
 done

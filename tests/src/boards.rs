@@ -39,7 +39,7 @@ impl Query {
 pub fn range(query: &Query) -> (f64, f64) {
     match query.unit.as_deref() {
         // Its baseline is measured while other programs may take turns on the cores.
-        Some("percentunit") if query.legend == "scaling" => (0.0, 2.0),
+        Some("percentunit") if query.legend.starts_with("scaling") => (0.0, 2.0),
         Some("percentunit") => (0.0, 1.01),
         // Clocks of processes are read at different moments.
         Some("s") => (-2.0, 1e6),

@@ -64,7 +64,7 @@ function rows(panel, answers) {
 
 function Content({ panel, answers, from, to, width, height }) {
   const all = frames(panel, answers);
-  if (all.length === 0) return <div style={{ color: '#888', padding: 8 }}>no values</div>;
+  if (all.length === 0) return <div data-empty={panel.title} style={{ color: '#888', padding: 8 }}>no values</div>;
   if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
@@ -74,7 +74,7 @@ function Content({ panel, answers, from, to, width, height }) {
   }
   return <TimeSeries frames={all} structureRev={1} width={width} height={height} timeZone="utc"
     timeRange={{ from: dateTime(from * 1000), to: dateTime(to * 1000), raw: { from: dateTime(from * 1000), to: dateTime(to * 1000) } }}
-    legend={{ showLegend: true, displayMode: 'list', placement: 'bottom', calcs: [] }} options={{}} />;
+    legend={panel.options.legend} options={{}} />;
 }
 
 function Board({ board, answers }) {
@@ -95,9 +95,16 @@ function Board({ board, answers }) {
     </div></ThemeContext.Provider>;
 }
 
-window.addEventListener('error', event => { document.title = 'ERROR ' + event.message; });
+// The title tells draw.sh how it went.
+const wrong = [];
+window.addEventListener('error', event => wrong.push(event.message));
+function judge() {
+  const empty = [...document.querySelectorAll('[data-empty]')].map(panel => `no values in ${panel.dataset.empty}`);
+  const all = [...wrong, ...empty];
+  document.title = all.length === 0 ? 'DONE' : 'ERROR ' + all.join('; ');
+}
 const load = path => fetch(path).then(answer => answer.json());
 Promise.all([load('/board.json'), load('/answers.json')]).then(([board, answers]) => {
   createRoot(document.getElementById('root')).render(<Board board={board} answers={answers} />);
-  setTimeout(() => { document.title = 'DONE'; }, 3000);
-});
+  setTimeout(judge, 3000);
+}).catch(error => { wrong.push(String(error)); judge(); });

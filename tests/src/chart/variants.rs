@@ -41,7 +41,8 @@ pub const VARIANTS: [Variant; 12] = [
             "--set",
             "metrics.podMonitor.enabled=true,watchNamespaces={one},metrics.prometheusRule.enabled=true,\
              metrics.prometheusRule.disabledAlerts={LockstepJobLowParallelEfficiency,LockstepOperatorDown},\
-             metrics.prometheusRule.runbookBaseUrl=https://runbooks.example/lockstep/",
+             metrics.prometheusRule.runbookBaseUrl=https://runbooks.example/lockstep/,\
+             metrics.prometheusRule.alertLabels.team=ml",
             "--set",
             "metrics.dashboards.enabled=true,metrics.dashboards.namespace=two,metrics.dashboards.folder=Training,\
              metrics.dashboards.labels.board=yes,metrics.service.annotations.scrape=no",

@@ -94,6 +94,22 @@ fn nothing_spans_the_cluster_if_that_is_asked_for() {
 }
 
 #[test]
+fn who_may_edit_jobs_may_scale_them_and_who_may_view_them_sees_their_scale() {
+    let test = "who_may_edit_jobs_may_scale_them_and_who_may_view_them_sees_their_scale";
+    let Some(objects) = rendered(test, &[]) else { return };
+    let verbs = |role: &str| -> Vec<Value> {
+        let rules = only(&objects, "ClusterRole", role)["rules"].as_array().expect("rules");
+        let of_scale = |rule: &&Value| {
+            rule["apiGroups"] == json!(["lockstep.dev"])
+                && rule["resources"].as_array().is_some_and(|named| named.contains(&json!("trainingjobs/scale")))
+        };
+        rules.iter().filter(of_scale).map(|rule| rule["verbs"].clone()).collect()
+    };
+    assert_eq!(verbs("-view"), [json!(["get"])]);
+    assert_eq!(verbs("-edit"), [json!(["get", "patch", "update"])]);
+}
+
+#[test]
 fn each_board_is_a_config_map_with_the_files_text_the_sidecars_label_and_a_folder() {
     let test = "each_board_is_a_config_map_with_the_files_text_the_sidecars_label_and_a_folder";
     let words = [
@@ -113,12 +129,13 @@ fn each_board_is_a_config_map_with_the_files_text_the_sidecars_label_and_a_folde
 }
 
 #[test]
-fn alerts_can_be_left_out_and_their_runbooks_moved() {
-    let test = "alerts_can_be_left_out_and_their_runbooks_moved";
+fn alerts_can_be_left_out_and_get_labels_and_addresses_of_runbooks() {
+    let test = "alerts_can_be_left_out_and_get_labels_and_addresses_of_runbooks";
     let on = "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=p";
     let Some(whole) = rendered(test, &["--set", on]) else { return };
     let moved = "metrics.prometheusRule.runbookBaseUrl=https://runbooks.example/,metrics.prometheusRule.disabledAlerts=\
-                 {LockstepOperatorDown}";
+                 {LockstepOperatorDown},metrics.prometheusRule.alertLabels.team=ml,\
+                 metrics.prometheusRule.alertLabels.severity=none";
     let Some(fewer) = rendered(test, &["--set", on, "--set", moved]) else { return };
     let alerts = |objects: &[Value]| -> Vec<Value> {
         let rule = only(objects, "PrometheusRule", "lockstep");
@@ -129,9 +146,18 @@ fn alerts_can_be_left_out_and_their_runbooks_moved() {
     let (whole, fewer) = (alerts(&whole), alerts(&fewer));
     assert_eq!(fewer.len() + 1, whole.len());
     assert!(whole.iter().any(|alert| alert["alert"] == "LockstepOperatorDown"));
+    for alert in &whole {
+        let keys = |of: &str| alert[of].as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            (keys("labels"), keys("annotations")),
+            (vec!["severity".into()], vec!["description".into(), "summary".into()])
+        );
+    }
     for alert in fewer {
         let name = alert["alert"].as_str().expect("a name");
         assert_ne!(name, "LockstepOperatorDown");
+        assert_eq!(alert["labels"]["team"], "ml", "{name}");
+        assert_ne!(alert["labels"]["severity"], "none", "{name}");
         assert_eq!(alert["annotations"]["runbook_url"], format!("https://runbooks.example/{name}.md"));
     }
 }

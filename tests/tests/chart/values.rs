@@ -1,6 +1,6 @@
 //! values.yaml and values.schema.json say the same, and every value is explained.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, mem};
 
 use lockstep_tests::root;
 use serde_json::{Map, Value};
@@ -62,6 +62,41 @@ fn compare(values: &Value, schema: &Value, whole: &Value, path: &str) {
     let spelled_out = !["podSecurityContext.", "securityContext.", "affinity.", "resources."].contains(&path);
     let missing: Vec<_> = known.keys().filter(|key| !values.contains_key(*key) && *key != "global").collect();
     assert!(!spelled_out || missing.is_empty(), "values.yaml lacks {path}{missing:?}");
+}
+
+#[test]
+fn the_schema_describes_each_value_as_its_comment_does() {
+    let schema = schema();
+    let comments = comments(&read("values.yaml"));
+    assert!(comments.len() > 60, "{comments:?}");
+    for (path, comment) in comments {
+        let found = path.iter().fold(&schema, |at, key| &followed(at, &schema)["properties"][key.as_str()]);
+        assert_eq!(found["description"], *comment, "values.schema.json: {path:?}");
+    }
+}
+
+/// Returns the comment right above each key, by the key's path.
+fn comments(values: &str) -> Vec<(Vec<String>, String)> {
+    let mut found = Vec::new();
+    let mut path: Vec<(usize, String)> = Vec::new();
+    let mut comment = String::new();
+    for line in values.lines() {
+        let word = line.trim_start();
+        if let Some(text) = word.strip_prefix('#') {
+            let first = text.strip_prefix(" -- ");
+            comment = first.map_or_else(|| format!("{comment} {}", text.trim()).trim().to_owned(), str::to_owned);
+            continue;
+        }
+        let above = mem::take(&mut comment);
+        let Some((key, _)) = word.split_once(':') else { continue };
+        let depth = line.len() - word.len();
+        path.retain(|(of_parent, _)| *of_parent < depth);
+        path.push((depth, key.to_owned()));
+        if !above.is_empty() {
+            found.push((path.iter().map(|(_, key)| key.clone()).collect(), above));
+        }
+    }
+    found
 }
 
 #[test]

@@ -30,13 +30,12 @@ pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// Runs promtool at the root, and expects success.
-pub(crate) fn promtool(test: &str, words: &[&str]) {
-    let promtool = match chart::promtool() {
-        Ok(promtool) => promtool,
-        Err(why) => return skip(test, &format!("{why:#}")),
-    };
+/// Runs promtool at the root, and expects success. Returns what it says. If this machine has none,
+/// prints one loud line and returns `None`.
+pub(crate) fn promtool(test: &str, words: &[&str]) -> Option<String> {
+    let promtool = chart::promtool().map_err(|why| skip(test, &format!("{why:#}"))).ok()?;
     let ended = Command::new(promtool).args(words).current_dir(root()).output().expect("promtool starts");
     let Output { status, stdout, stderr } = &ended;
     assert!(status.success(), "{}{}", String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
+    Some(String::from_utf8_lossy(stdout).into_owned())
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use lockstep_tests::root;
+use lockstep_tests::{boards, root};
 use serde_json::Value;
 
 use super::files::{list, promtool, read, text, value};
@@ -16,12 +16,12 @@ const PARTS: [&str; 3] = ["## What it means", "## How to look", "## What to do"]
 
 #[test]
 fn promtool_accepts_the_rules() {
-    promtool("promtool_accepts_the_rules", &["check", "rules", "--lint=all", "--lint-fatal", RULES]);
+    _ = promtool("promtool_accepts_the_rules", &["check", "rules", "--lint=all", "--lint-fatal", RULES]);
 }
 
 #[test]
 fn the_alerts_fire_and_resolve_as_their_cases_say() {
-    promtool("the_alerts_fire_and_resolve_as_their_cases_say", &["test", "rules", CASES]);
+    _ = promtool("the_alerts_fire_and_resolve_as_their_cases_say", &["test", "rules", CASES]);
 }
 
 #[test]
@@ -57,7 +57,22 @@ fn each_runbook_says_what_it_means_how_to_look_and_what_to_do() {
         let headings: Vec<_> = page.lines().filter(|line| line.starts_with("## ")).collect();
         assert_eq!(headings, PARTS, "{name}");
         let looks = page.split("## ").nth(2).unwrap_or_default();
-        assert!(looks.contains("```sh\nkubectl "), "{name} shows no command to look with");
+        let first = if name.starts_with("LockstepJob") { "lockstep why JOB -n NAMESPACE\n" } else { "kubectl " };
+        assert!(looks.contains(&format!("```sh\n{first}")), "{name} does not begin to look with {first}");
+    }
+}
+
+#[test]
+fn each_panel_that_a_runbook_names_exists() {
+    let boards = ["job", "fleet", "operator"].map(|name| boards::board(name).expect("a board"));
+    let panels = boards.iter().flat_map(|board| list(&board["panels"]));
+    let titles: BTreeSet<&str> = panels.map(|panel| text(&panel["title"])).collect();
+    let outside = |page: &str, fence: &str| -> String { page.split(fence).step_by(2).collect() };
+    for name in names() {
+        let words = outside(&outside(&read(&format!("{RUNBOOKS}/{name}.md")), "```"), "`");
+        for quoted in words.split('"').skip(1).step_by(2) {
+            assert!(titles.contains(quoted), "{name}: no board has a panel {quoted:?}");
+        }
     }
 }
 

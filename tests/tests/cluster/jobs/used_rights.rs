@@ -23,7 +23,7 @@ use super::{
 type Right = (String, String, String);
 
 /// Rights that no request of this test uses, and why the operator has them.
-const UNSEEN: [(&str, &str, &str); 4] = [
+const UNSEEN: [(&str, &str, &str); 5] = [
     // The API server asks for it when an object blocks the deletion of its owner, in clusters with
     // the admission plugin OwnerReferencesPermissionEnforcement.
     ("lockstep.dev", "trainingjobs/finalizers", "update"),
@@ -31,6 +31,7 @@ const UNSEEN: [(&str, &str, &str); 4] = [
     ("lockstep.dev", "trainingjobs", "get"),
     // The operator can only grant what it has: the coordinators have these.
     ("lockstep.dev", "traininggroups", "update"),
+    ("lockstep.dev", "traininggroups/status", "get"),
     ("lockstep.dev", "traininggroups/status", "patch"),
 ];
 
