@@ -65,17 +65,20 @@ pub(crate) enum MarkKind {
     Lost,
     Left,
     Joined,
+    /// The group formed again, and nobody came or went.
+    Regrouped,
 }
 
 impl MarkKind {
-    pub(crate) const ALL: [Self; 3] = [Self::Lost, Self::Left, Self::Joined];
+    pub(crate) const ALL: [Self; 4] = [Self::Lost, Self::Left, Self::Joined, Self::Regrouped];
 
-    /// Returns what a worker did or what happened to it.
-    pub(crate) const fn participle(self) -> &'static str {
+    /// Returns what happened.
+    pub(crate) const fn words(self) -> &'static str {
         match self {
-            Self::Lost => "was lost",
-            Self::Left => "left",
-            Self::Joined => "joined",
+            Self::Lost => "a worker was lost",
+            Self::Left => "a worker left",
+            Self::Joined => "a worker joined",
+            Self::Regrouped => "the group formed again",
         }
     }
 
@@ -85,6 +88,7 @@ impl MarkKind {
             Self::Lost => "lost",
             Self::Left => "left",
             Self::Joined => "joined",
+            Self::Regrouped => "regrouped",
         }
     }
 }

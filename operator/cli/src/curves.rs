@@ -1,5 +1,7 @@
 //! The curves of runs as charts.
 
+use std::cmp::Ordering;
+
 use jiff::Timestamp;
 
 use crate::{
@@ -227,7 +229,7 @@ impl<'a> Run<'a> {
                 change if !change.lost.is_empty() => MarkKind::Lost,
                 change if !change.left.is_empty() => MarkKind::Left,
                 change if !change.joined.is_empty() => MarkKind::Joined,
-                _ => MarkKind::Lost,
+                _ => MarkKind::Regrouped,
             };
             Some(Mark { x, kind, text: change.change.to_string() })
         };
@@ -238,8 +240,12 @@ impl<'a> Run<'a> {
     fn seen_changes(&self) -> Vec<Mark> {
         let mark = |pair: &[Vec<Point>]| {
             let (before, after) = (pair[0].last()?, pair[1].first()?);
-            let kind = if after.world < before.world { MarkKind::Lost } else { MarkKind::Joined };
-            Some(Mark { x: after.x, kind, text: format!("{} workers, then {}", before.world, after.world) })
+            let kind = match after.world.cmp(&before.world) {
+                Ordering::Less => MarkKind::Lost,
+                Ordering::Equal => MarkKind::Regrouped,
+                Ordering::Greater => MarkKind::Joined,
+            };
+            Some(Mark { x: after.x, kind, text: format!("world size {}, then {}", before.world, after.world) })
         };
         self.generations.windows(2).filter_map(mark).collect()
     }
@@ -287,8 +293,10 @@ fn seconds(from: Timestamp, to: Timestamp) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_launch::GroupChange;
+
     use super::*;
-    use crate::run_history::Log;
+    use crate::run_history::{Log, with_costs};
 
     /// A run of `steps` steps of a second, the first half with one worker and the rest with two.
     fn history(steps: u64) -> RunHistory {
@@ -316,6 +324,30 @@ mod tests {
         assert_eq!(measured.pieces, pieces);
         assert_eq!(linear.pieces, [points(1, 4, 10.0), points(5, 8, 20.0)]);
         assert_eq!(chart.marks.iter().map(|mark| (mark.x, mark.kind)).collect::<Vec<_>>(), [(5.0, MarkKind::Joined)]);
+    }
+
+    #[test]
+    fn a_mark_says_what_happened_to_the_group() {
+        let line = |step: u64, generation: u64, world: u32| {
+            format!(
+                "{{\"step\":{step},\"generation\":{generation},\"world_size\":{world},\"loss\":1,\"step_seconds\":1,\
+                 \"time\":\"2026-11-22T05:00:0{step}Z\"}}\n"
+            )
+        };
+        let kinds = |runs: &[RunHistory]| {
+            Curves::of(runs, Across::Step).loss().marks.iter().map(|mark| mark.kind).collect::<Vec<_>>()
+        };
+        let log = Log::parse(&[line(1, 1, 2), line(2, 2, 2), line(3, 3, 1), line(4, 4, 2)].concat());
+        let seen = RunHistory { log: log.clone(), ..RunHistory::default() };
+        assert_eq!(kinds(&[seen]), [MarkKind::Regrouped, MarkKind::Lost, MarkKind::Joined]);
+        let broken = GroupChange {
+            generation: 2,
+            step: 2,
+            broken: Some("a connection closed".to_owned()),
+            ..GroupChange::default()
+        };
+        let told = RunHistory { changes: with_costs(vec![broken], &log.steps), log, ..RunHistory::default() };
+        assert_eq!(kinds(&[told]), [MarkKind::Regrouped]);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 mod queue;
 
 use std::{
-    io::{IsTerminal, Write},
+    env,
+    ffi::OsStr,
+    io::{self, IsTerminal, Write},
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -72,7 +74,7 @@ struct Painter {
 
 impl Painter {
     fn new() -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(BAR).map(|style| style.progress_chars("=> "));
             ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
@@ -122,13 +124,37 @@ impl Painter {
 
 /// Writes a line to stderr. The job goes on even if nobody reads stderr any more.
 pub(crate) fn eprint_line(line: &str) {
-    let _nobody_reads = writeln!(std::io::stderr(), "{line}");
+    let _nobody_reads = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes results to stdout.
+/// Writes results to stdout. The command ends as the job did even if nobody reads them.
 pub(crate) fn print(results: &str) {
-    let mut stdout = std::io::stdout();
-    let _nobody_reads = stdout.write_all(results.as_bytes()).and_then(|()| stdout.flush());
+    let _nobody_reads = write(results);
+}
+
+/// Writes a part of an output to stdout.
+///
+/// # Errors
+/// Nobody reads stdout any more, or it takes no more bytes.
+pub(crate) fn write(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Returns true for the error of [`write`] if nobody reads stdout any more, as behind `| head`.
+pub(crate) fn is_unread(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Returns true if stdout takes colours: it is a terminal, and the variable `NO_COLOR` is unset or
+/// empty (<https://no-color.org>).
+pub(crate) fn colours() -> bool {
+    io::stdout().is_terminal() && !are_refused(env::var_os("NO_COLOR").as_deref())
+}
+
+fn are_refused(no_color: Option<&OsStr>) -> bool {
+    no_color.is_some_and(|value| !value.is_empty())
 }
 
 /// Chooses the reports that are worth a line.
@@ -275,11 +301,18 @@ fn whole_run(run: &WholeRun) -> String {
     format!("{all} samples/s, goodput {good}; {} of the time went into steps that count", percent(goodput_ratio))
 }
 
+/// Writes a share with two digits.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
+    if percent < 9.95 { format!("{percent:.1}%") } else { whole_percent(share) }
 }
 
+/// Writes a share without a fraction, for columns and sentences.
+pub(crate) fn whole_percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+/// Writes a number of seconds.
 pub(crate) fn duration(seconds: f64) -> String {
     // A duration that does not fit a `u64` is shown as the longest one that does.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
@@ -345,6 +378,35 @@ mod tests {
         assert_eq!(pace.lines(&Progress { step: 190, ..evaluated.clone() }, now).epoch, None);
         let next = Progress { epoch: 2, accuracy: Some(0.97), accuracy_step: Some(376), ..at(376) };
         assert_eq!(pace.lines(&next, now).epoch.as_deref(), Some("epoch 2: accuracy 0.9700"));
+    }
+
+    #[test]
+    fn an_evaluation_in_a_jobs_status_is_shown_once() {
+        let report = |step: u64, evaluation: serde_json::Value| {
+            let mut progress = serde_json::json!({"step": step, "totalSteps": 940, "epoch": step / 188, "percent": 0});
+            progress.as_object_mut().expect("an object").extend(evaluation.as_object().expect("an object").clone());
+            let status = serde_json::json!({"phase": "Running", "progress": progress});
+            let status: lockstep_api::TrainingJobStatus = serde_json::from_value(status).expect("a status");
+            status.report().expect("a report")
+        };
+        let first = serde_json::json!({"accuracy": 0.95, "accuracyStep": 188});
+        let second = serde_json::json!({"accuracy": 0.97, "accuracyStep": 376});
+        let reports = [(187, serde_json::json!({})), (190, first.clone()), (300, first), (380, second)];
+        let mut pace = Pace::default();
+        let shown = reports.map(|(step, evaluation)| pace.lines(&report(step, evaluation), Instant::now()).epoch);
+        let shown: Vec<&str> = shown.iter().flatten().map(String::as_str).collect();
+        assert_eq!(shown, ["epoch 1: accuracy 0.9500", "epoch 2: accuracy 0.9700"]);
+    }
+
+    #[test]
+    fn an_empty_no_color_refuses_no_colours() {
+        assert_eq!([None, Some(""), Some("1")].map(|value| are_refused(value.map(OsStr::new))), [false, false, true]);
+    }
+
+    #[test]
+    fn a_reader_that_has_seen_enough_is_no_failure() {
+        let failed = |kind: io::ErrorKind| is_unread(&io::Error::from(kind).into());
+        assert_eq!([io::ErrorKind::BrokenPipe, io::ErrorKind::StorageFull].map(failed), [true, false]);
     }
 
     #[test]
@@ -415,6 +477,7 @@ mod tests {
     #[test]
     fn small_shares_keep_two_digits() {
         assert_eq!([0.934, 0.1, 0.0996, 0.0712].map(percent), ["93%", "10%", "10%", "7.1%"]);
+        assert_eq!([0.934, 0.0712].map(whole_percent), ["93%", "7%"]);
     }
 
     #[test]

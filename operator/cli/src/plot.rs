@@ -1,8 +1,7 @@
 //! `lockstep plot`: draws the curves of runs.
 
 use std::{
-    env, fs,
-    io::IsTerminal as _,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,7 @@ use crate::{
     Outcome,
     chart::{self, Chart, MarkKind},
     curves::{Across, Curves},
-    display::{eprint_line, print},
+    display::{colours, eprint_line, print},
     run_history::{self, RunHistory},
 };
 
@@ -41,9 +40,7 @@ pub(crate) async fn plot(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { targets, read, output, across } = arguments;
     let format = output.as_deref().map(Format::of).transpose()?;
     let histories = read.read(targets).await?;
-    if histories.iter().all(|history| history.log.steps.is_empty()) {
-        histories.iter().flat_map(|history| &history.absent).for_each(|absent| eprint_line(&format!("note: {absent}")));
-    }
+    notes(&histories).iter().for_each(|note| eprint_line(note));
     let curves = Curves::of(&histories, *across);
     let charts = [curves.loss(), curves.throughput(), curves.efficiency(), curves.world()];
     match (output, format) {
@@ -56,6 +53,18 @@ pub(crate) async fn plot(arguments: &Arguments) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Says why a history without steps has no curves.
+fn notes(histories: &[RunHistory]) -> Vec<String> {
+    let without = histories.iter().filter(|history| history.log.steps.is_empty());
+    let notes = without.flat_map(|history| {
+        history.absent.iter().map(|absent| match histories.len() {
+            1 => format!("note: {absent}"),
+            _ => format!("note: {}: {absent}", history.origin),
+        })
+    });
+    notes.collect()
+}
+
 fn title(histories: &[RunHistory]) -> String {
     match histories {
         [history] => format!("{}  {}", history.name, history.origin),
@@ -64,14 +73,13 @@ fn title(histories: &[RunHistory]) -> String {
 }
 
 fn terminal(title: &str, charts: &[Chart]) -> String {
-    let colours = std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
     let columns = terminal_size::terminal_size().map_or(COLUMNS, |(width, _)| usize::from(width.0));
-    let drawn = chart::text(charts, columns, colours);
+    let drawn = chart::text(charts, columns, colours());
     let has = |kind| charts.iter().flat_map(|chart| &chart.marks).any(|mark| mark.kind == kind);
     let marks: Vec<_> = MarkKind::ALL
         .into_iter()
         .filter(|kind| has(*kind))
-        .map(|kind| format!("{} a worker {}", chart::symbol(kind), kind.participle()))
+        .map(|kind| format!("{} {}", chart::symbol(kind), kind.words()))
         .collect();
     format!("{title}\n{drawn}{}\n", marks.join("   ")).trim_end().to_owned() + "\n"
 }
@@ -104,6 +112,21 @@ impl Format {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_history::Log;
+
+    #[test]
+    fn each_run_without_steps_has_its_note() {
+        let line = "{\"step\":1,\"generation\":1,\"loss\":1,\"step_seconds\":1,\"time\":\"2026-01-02T03:04:05Z\"}\n";
+        let history = |origin: &str, log: &str| RunHistory {
+            origin: origin.to_owned(),
+            log: Log::parse(log),
+            absent: vec!["There is no log.".to_owned()],
+            ..RunHistory::default()
+        };
+        let (drawn, empty) = (history("runs/1", line), history("runs/2", ""));
+        assert_eq!(notes(&[drawn, empty.clone()]), ["note: runs/2: There is no log."]);
+        assert_eq!(notes(&[empty]), ["note: There is no log."]);
+    }
 
     #[test]
     fn the_extension_chooses_the_format() {

@@ -29,9 +29,7 @@ pub(crate) struct Arguments {
 /// Writes the page.
 pub(crate) async fn report(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { target, read, output, across } = arguments;
-    let histories = read.read(std::slice::from_ref(target)).await?;
-    let pages = histories.iter().map(|history| page::page(history, *across, Timestamp::now()));
-    let page: String = pages.collect();
+    let page = page::page(&read.read_one(target).await?, *across, Timestamp::now());
     fs::write(output, page).with_context(|| format!("write {}", output.display()))?;
     print(&format!("{}\n", output.display()));
     Ok(Outcome::Done)

@@ -4,6 +4,7 @@ mod changes;
 mod checkpoints;
 mod folder;
 mod job;
+mod reports;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -14,6 +15,7 @@ use serde_json::Value;
 pub(crate) use self::{
     changes::{Change, with_costs},
     checkpoints::Checkpoint,
+    reports::Reports,
 };
 use crate::{
     cluster,
@@ -21,6 +23,9 @@ use crate::{
     run::environment::Start,
     target::Target,
 };
+
+/// Refuses a log that belongs to none of the targets.
+const ONE_LOG: &str = "--log: only for one job in a cluster; a run has its own";
 
 /// The cluster of the jobs, and the folder of a metrics log.
 #[derive(clap::Args)]
@@ -39,17 +44,27 @@ impl Arguments {
     /// # Errors
     /// One of them cannot be read, or a log is given for anything but one job.
     pub(crate) async fn read(&self, targets: &[String]) -> anyhow::Result<Vec<RunHistory>> {
-        let Self { cluster, log } = self;
-        let is_for_a_job = matches!(targets, [target] if matches!(Target::of(target), Target::Job(_)));
-        ensure!(log.is_none() || is_for_a_job, "--log: only for one job in a cluster; a run has its own");
+        ensure!(self.log.is_none() || targets.len() == 1, ONE_LOG);
         let mut histories = Vec::new();
         for target in targets {
-            histories.push(match Target::of(target) {
-                Target::Run(folder) => RunHistory::of_folder(folder)?,
-                Target::Job(name) => RunHistory::of_job(&cluster.connect().await?, name, log.as_deref()).await?,
-            });
+            histories.push(self.read_one(target).await?);
         }
         Ok(histories)
+    }
+
+    /// Reads the history of a job or a run.
+    ///
+    /// # Errors
+    /// It cannot be read, or a log is given for a run.
+    pub(crate) async fn read_one(&self, target: &str) -> anyhow::Result<RunHistory> {
+        let Self { cluster, log } = self;
+        match Target::of(target) {
+            Target::Run(folder) => {
+                ensure!(log.is_none(), ONE_LOG);
+                RunHistory::of_folder(folder)
+            }
+            Target::Job(name) => RunHistory::of_job(&cluster.connect().await?, name, log.as_deref()).await,
+        }
     }
 }
 

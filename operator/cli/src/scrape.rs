@@ -1,8 +1,11 @@
 //! The metrics that a worker serves, and what changed between two looks at them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use lockstep_metrics::table;
+
+/// Time between two looks that tell how workers spend their time.
+pub(crate) const BETWEEN_SCRAPES: Duration = Duration::from_secs(2);
 
 /// The metrics of a worker at one moment, as far as people ask for them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,13 +79,15 @@ fn label<'a>(series: &'a str, label: &str) -> Option<&'a str> {
     series.split_once(&format!("{label}=\""))?.1.split('"').next()
 }
 
-/// Returns how workers spent the time between two scrapes. A worker whose process began between
-/// them is counted from its beginning.
+/// Returns how workers spent the time between two scrapes. A worker that only the second one knows
+/// is left out: means over its whole life would look like figures of now. One that did fewer steps
+/// in all than before is another process, which began between them and is counted from there.
 pub(crate) fn between(before: &BTreeMap<String, Scrape>, after: &BTreeMap<String, Scrape>) -> Vec<WorkerTime> {
     let nothing = Scrape::default();
     let mut workers: Vec<(WorkerTime, f64)> = Vec::new();
     for (worker, after) in after {
-        let before = before.get(worker).filter(|before| before.steps <= after.steps).unwrap_or(&nothing);
+        let Some(before) = before.get(worker) else { continue };
+        let before = if before.steps <= after.steps { before } else { &nothing };
         let spent = |phase: &str| (after.phase(phase) - before.phase(phase)).max(0.0);
         let all: f64 = after.phases.keys().map(|phase| spent(phase)).sum();
         let share = |phase: &str| if all > 0.0 { spent(phase) / all } else { 0.0 };
@@ -139,6 +144,26 @@ mod tests {
         assert_eq!((fast.step_ms, fast.compute, fast.waiting, fast.lag_ms), (Some(100.0), 0.5, 0.5, Some(0.0)));
         assert_eq!((slow.step_ms, slow.data, slow.lag_ms), (Some(100.0), 0.5, Some(50.0)));
         assert_eq!((slow.memory, slow.heartbeat), (Some(2048.0), 1000.5));
+    }
+
+    #[test]
+    fn a_worker_that_was_not_seen_before_distorts_nothing() {
+        let scrape = |page: String| Scrape::parse(&page).expect("a worker");
+        let before: BTreeMap<_, _> = [("w-0".to_owned(), scrape(page(10, 1.0, 0.0, 0.0)))].into();
+        let mut after: BTreeMap<_, _> = [("w-0".to_owned(), scrape(page(30, 3.0, 0.0, 0.0)))].into();
+        let alone = between(&before, &after);
+        after.insert("w-1".to_owned(), scrape(page(1000, 10.0, 900.0, 0.0)));
+        assert_eq!(between(&before, &after), alone);
+        assert_eq!((alone.len(), alone[0].lag_ms), (1, Some(0.0)));
+    }
+
+    #[test]
+    fn another_process_of_a_worker_is_counted_from_its_beginning() {
+        let at = |steps, compute| -> BTreeMap<_, _> {
+            [("w-0".to_owned(), Scrape::parse(&page(steps, compute, 0.0, 0.0)).expect("a worker"))].into()
+        };
+        let [again] = &between(&at(500, 90.0), &at(10, 1.0))[..] else { panic!("one worker") };
+        assert_eq!((again.steps, again.step_ms), (10.0, Some(100.0)));
     }
 
     #[test]

@@ -9,21 +9,27 @@ use kube::{
     Api,
     runtime::{WatchStreamExt, watcher},
 };
-use lockstep_api::{ConditionType, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
+use lockstep_api::{ConditionType, LastChange, Phase, TrainingGroup, TrainingJobStatus};
 use lockstep_launch::GroupChange;
 
 use crate::{
-    Outcome, cluster,
+    Outcome,
+    cluster::{self, MAX_FAILURES, StoredJob},
     display::{Display, eprint_line, print, summary},
 };
 
-/// Most failures of the watch in a row. The pauses between them grow to half a minute.
-const MAX_FAILURES: u32 = 10;
+/// Explains the output.
+const OUTPUT: &str = "\
+A bar or lines on stderr show the progress, changes of the group, restarts and warnings; the results
+come on stdout. Exit code: 0 if the job is complete, 1 if it failed or was deleted. Ctrl-C ends the
+watch, not the job.";
 
 /// Arguments of `lockstep watch`.
 #[derive(clap::Args)]
+#[command(after_help = OUTPUT)]
 pub(crate) struct Arguments {
-    /// Name of the training job.
+    /// Name of the training job in the cluster.
+    #[arg(value_name = "JOB")]
     name: String,
     #[command(flatten)]
     cluster: cluster::Arguments,
@@ -34,12 +40,12 @@ pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { name, cluster } = arguments;
     let cluster = cluster.connect().await?;
     cluster.job(name).await?;
-    let (jobs, groups) = (cluster.api::<TrainingJob>(), cluster.api::<TrainingGroup>());
+    let (jobs, groups) = (cluster.api::<StoredJob>(), cluster.api::<TrainingGroup>());
     follow(jobs, &groups, &cluster.namespace, name).await
 }
 
 async fn follow(
-    jobs: Api<TrainingJob>,
+    jobs: Api<StoredJob>,
     groups: &Api<TrainingGroup>,
     namespace: &str,
     name: &str,

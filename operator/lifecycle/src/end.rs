@@ -9,6 +9,8 @@ const OUT_OF_MEMORY: &str = "OOMKilled";
 /// Reasons for which a node refuses or ends a pod because of its template. Another node would do
 /// the same.
 const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"];
+/// Reasons of a container whose program cannot be started.
+const CANNOT_START: [&str; 2] = ["ContainerCannotRun", "StartError"];
 /// The words for workers that were taken away, by kind. Any other word is an eviction.
 const TAKEN: [(LossKind, &[&str]); 3] = [
     (LossKind::Preempted, &["PreemptionByScheduler", "Preempting", "Chaos"]),
@@ -186,6 +188,14 @@ impl WorkerEnd {
             Self::Done => 4,
         }
     }
+}
+
+/// True for the word of an end that is the process's own failure. Any other word names what took
+/// the process away.
+#[must_use]
+pub fn is_own_failure(word: &str) -> bool {
+    let own = [WorkerEnd::Fatal, WorkerEnd::Retry, WorkerEnd::Crash, WorkerEnd::OutOfMemory, WorkerEnd::Hung];
+    OWN_FAULTS.contains(&word) || CANNOT_START.contains(&word) || own.iter().any(|end| end.word() == word)
 }
 
 impl LossKind {

@@ -10,7 +10,7 @@ mod failures;
 mod limits;
 mod pauses;
 
-pub use end::{Ended, LossKind, Role, Seen, Status, WorkerEnd};
+pub use end::{Ended, LossKind, Role, Seen, Status, WorkerEnd, is_own_failure};
 pub use failures::{Counted, Failures, Fault, Loss, Replacement, STANDSTILL, Standing, is_forgiven, is_training};
 pub use limits::{Attendance, JobFailure, Limits};
 pub use pauses::Pauses;

@@ -8,6 +8,7 @@ use endings::{How, Moment, Outcome, SECONDS_BETWEEN, Scenario, Who};
 use jiff::{SignedDuration, Timestamp};
 use lockstep_lifecycle::{
     Ended, Failures, Fault, JobFailure, Limits, Loss, Pauses, Role, Seen, Standing, Status, WorkerEnd, is_forgiven,
+    is_own_failure,
 };
 
 #[test]
@@ -49,6 +50,17 @@ fn effect(facts: &str) -> String {
         Fault::Outside => "does not count",
     };
     format!("{name}; {kind}; {counts}{or_fails}")
+}
+
+#[test]
+fn the_word_of_an_end_tells_whose_failure_it_is() {
+    let taken = ["ContainerStatusUnknown", "Unknown", "Lost", "Disrupted", "Evicted", "Deleted"];
+    let taken = taken.map(|word| WorkerEnd::TakenAway(word.to_owned()));
+    let own = [WorkerEnd::Fatal, WorkerEnd::Retry, WorkerEnd::Crash, WorkerEnd::OutOfMemory, WorkerEnd::Hung];
+    for end in own.into_iter().chain(taken).chain([WorkerEnd::Done, WorkerEnd::Drained]) {
+        let loss = Loss { worker: 0, end, standing: Standing::Member, lived: None };
+        assert_eq!(is_own_failure(loss.end.word()), loss.fault() == Fault::Job, "{loss:?}");
+    }
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn drawing(chart: &Chart, width: usize, colours: bool) -> Vec<String> {
     let (least, most) = bounds.y;
     let labels = [most, (least + most) / 2.0, least].map(|value| chart.unit.write(value));
     let margin = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
-    let across = width - margin - 1;
+    let across = width.saturating_sub(margin + 1).max(1);
     let canvas = Canvas::of(chart, bounds, across);
     let label = |row: usize| match row {
         0 => &labels[0],
@@ -100,6 +100,7 @@ pub(crate) const fn symbol(kind: MarkKind) -> &'static str {
         MarkKind::Lost => "✗",
         MarkKind::Left => "▼",
         MarkKind::Joined => "▲",
+        MarkKind::Regrouped => "◆",
     }
 }
 
@@ -108,6 +109,7 @@ const fn code(kind: MarkKind) -> &'static str {
         MarkKind::Lost => "31",
         MarkKind::Left => "33",
         MarkKind::Joined => "32",
+        MarkKind::Regrouped => "34",
     }
 }
 
@@ -205,6 +207,15 @@ mod tests {
         assert!(drawn[ROWS].starts_with("0│") && drawn[ROWS].ends_with('⣀'), "{}", drawn[ROWS]);
         assert!(drawn[ROWS + 1].ends_with('✗'), "{}", drawn[ROWS + 1]);
         assert!(drawn[ROWS + 2].ends_with("100"), "{}", drawn[ROWS + 2]);
+    }
+
+    #[test]
+    fn a_loss_that_explodes_leaves_room_for_its_curve() {
+        let mut chart = chart();
+        chart.lines[0].pieces = vec![vec![(0.0, 1.0), (100.0, 3e38)]];
+        let drawn = drawing(&chart, LEAST, false);
+        assert!(drawn[1].starts_with("3.0e38│"), "{}", drawn[1]);
+        assert!(drawn.iter().all(|line| line.chars().count() == LEAST), "{drawn:#?}");
     }
 
     #[test]

@@ -19,6 +19,9 @@ pub(crate) enum Unit {
 const TIME_STEPS: [f64; 17] =
     [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
+/// From here on a number is written with an exponent.
+const LONG: f64 = 1e6;
+
 impl Unit {
     /// Returns round numbers from `least` to `most`, at most `count` of them.
     pub(super) fn ticks(self, (least, most): (f64, f64), count: usize) -> Vec<f64> {
@@ -39,6 +42,7 @@ impl Unit {
     pub(crate) fn write(self, value: f64) -> String {
         match self {
             Self::Share => format!("{}%", plain(value * 100.0)),
+            Self::Rate | Self::Count if value.abs() >= 1e9 => plain(value),
             Self::Rate if value.abs() >= 1e6 => format!("{}M", plain(value / 1e6)),
             Self::Rate | Self::Count if value.abs() >= 1e4 => format!("{}k", plain(value / 1e3)),
             Self::Plain | Self::Rate | Self::Count => plain(value),
@@ -59,14 +63,15 @@ fn round_up(rough: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// Writes three digits that count, and no zeros behind the point.
+/// Writes three digits that count, and no zeros behind the point. A number with too many digits has
+/// an exponent.
 fn plain(value: f64) -> String {
     let digits = match value.abs() {
-        size if size == 0.0 || size >= 100.0 => 0,
-        size if size >= 10.0 => 1,
-        size if size >= 1.0 => 2,
-        size if size >= 0.1 => 3,
-        size if size >= 0.001 => 4,
+        size if size == 0.0 || (100.0..LONG).contains(&size) => 0,
+        size if (10.0..LONG).contains(&size) => 1,
+        size if (1.0..LONG).contains(&size) => 2,
+        size if (0.1..LONG).contains(&size) => 3,
+        size if (0.001..LONG).contains(&size) => 4,
         _ => return format!("{value:.1e}"),
     };
     let text = format!("{value:.digits$}");
@@ -87,13 +92,13 @@ mod tests {
             (Unit::Share, (0.0, 1.0), &[0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
             (Unit::Count, (0.0, 3.0), &[0.0, 1.0, 2.0, 3.0]),
             (Unit::Time, (0.0, 95.0), &[0.0, 20.0, 40.0, 60.0, 80.0]),
-            (Unit::Rate, (0.0, 0.0), &[0.0]),
+            (Unit::Rate, (0.0, 0.0), &[]),
         ];
         for (unit, bounds, expected) in cases {
             let found = unit.ticks(bounds, 5);
             let is_near = |(left, right): (&f64, &f64)| (left - right).abs() < 1e-9;
             let all_near = found.len() == expected.len() && found.iter().zip(expected).all(is_near);
-            assert!(all_near || bounds.0 == bounds.1, "{unit:?} {bounds:?}: {found:?}");
+            assert!(all_near, "{unit:?} {bounds:?}: {found:?}");
         }
     }
 
@@ -102,6 +107,9 @@ mod tests {
         let cases = [
             (Unit::Plain, 2.301_585, "2.3"),
             (Unit::Plain, 0.01234, "0.0123"),
+            (Unit::Plain, 999_999.0, "999999"),
+            (Unit::Plain, 3e38, "3.0e38"),
+            (Unit::Plain, 0.000_05, "5.0e-5"),
             (Unit::Share, 0.875, "87.5%"),
             (Unit::Share, 1.0, "100%"),
             (Unit::Rate, 12_345.0, "12.3k"),

@@ -22,7 +22,8 @@ text{font-family:'DejaVu Sans',Helvetica,Arial,sans-serif;font-size:11px;fill:#5
 .line-3{stroke:#8250df}.line-4{stroke:#bf3989}.line-5{stroke:#1b7c83}\
 .dot-0{fill:#1f6feb}.dot-1{fill:#d4720b}.dot-2{fill:#1a7f37}\
 .dot-3{fill:#8250df}.dot-4{fill:#bf3989}.dot-5{fill:#1b7c83}\
-.mark-lost{stroke:#cf222e}.mark-left{stroke:#9a6700}.mark-joined{stroke:#1a7f37}";
+.mark-lost{stroke:#cf222e}.mark-left{stroke:#9a6700}.mark-joined{stroke:#1a7f37}\
+.mark-regrouped{stroke:#1f6feb}";
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 250.0;

@@ -2,14 +2,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     time::Duration,
 };
 
-use futures::{AsyncBufReadExt, StreamExt};
+use anyhow::Context;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
-use lockstep_api::{Phase, TrainingJob};
+use kube::{ResourceExt, api::ListParams};
+use lockstep_api::Phase;
 use lockstep_plan::{PodSeen, PodState};
 use tokio::{
     sync::mpsc,
@@ -20,15 +21,20 @@ use super::{
     Wanted,
     line::{LogLine, Process, merged},
     paint::Paint,
-    pods::{begun, of_node, open, parameters},
+    pods::{NotOpened, begun, next_line, of_node, open, parameters},
     show,
 };
-use crate::{cluster::Cluster, display::print};
+use crate::{
+    cluster::{Cluster, ClusterError, MAX_FAILURES},
+    display::{eprint_line, write},
+};
 
 /// Time in which lines of several pods are collected, so that they are shown in order.
 const COLLECT: Duration = Duration::from_millis(300);
 /// Time between two looks for new pods.
 const LOOK: Duration = Duration::from_secs(1);
+/// The longest time between two looks, while the API server does not answer.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Lines that wait to be shown.
 const QUEUE: usize = 4096;
 
@@ -44,61 +50,77 @@ enum Told {
 /// Prints lines until the job is over or deleted.
 ///
 /// # Errors
-/// There is no such job, or the user may not read its pods or their logs.
+/// There is no such job, the user may not read its pods or their logs, or the API server does not
+/// answer for minutes.
 pub(super) async fn follow(cluster: &Cluster, name: &str, wanted: &Wanted, paint: &Paint) -> anyhow::Result<()> {
     let uid = cluster.job(name).await?.uid().unwrap_or_default();
+    // Another pod that takes a place is shown from its first line.
+    let later = Wanted { tail: None, ..wanted.clone() };
     let (tell, mut told) = mpsc::channel::<Told>(QUEUE);
     let mut known: BTreeSet<String> = BTreeSet::new();
     let mut lives: BTreeMap<Process, u32> = BTreeMap::new();
-    let (mut open_logs, mut is_over) = (0_usize, false);
-    let mut look = Instant::now();
+    let (mut open_logs, mut is_over, mut has_looked) = (0_usize, false, false);
+    let (mut look, mut failures) = (Instant::now(), 0);
     loop {
         if look <= Instant::now() {
-            look = Instant::now() + LOOK;
-            match looked(cluster, name, &uid, wanted).await {
+            match looked(cluster, name, &uid).await {
                 Ok((pods, over)) => {
-                    is_over = over;
-                    for (process, pod) in pods.into_iter().filter(|(_, pod)| known.insert(pod.uid.clone())) {
+                    (is_over, failures) = (over, 0);
+                    if !has_looked && let Some(none) = wanted.unmatched(pods.iter().map(|(process, _)| *process)) {
+                        eprint_line(&format!("note: {none}"));
+                    }
+                    let wanted = if has_looked { &later } else { wanted };
+                    has_looked = true;
+                    let chosen = pods.into_iter().filter(|(process, _)| wanted.selects(*process));
+                    for (process, pod) in chosen.filter(|(_, pod)| known.insert(pod.uid.clone())) {
                         let lives = lives.entry(process).or_default();
                         *lives += 1;
                         if *lives > 1 {
                             let node = pod.node.as_deref().unwrap_or("a node");
-                            remark(paint, process, &format!("another pod takes its place, on {node}"));
+                            remark(paint, process, &format!("another pod takes its place, on {node}"))?;
                         }
                         open_logs += 1;
-                        tokio::spawn(read(cluster.clone(), process, pod.name, wanted.clone(), tell.clone()));
+                        tokio::spawn(read(cluster.clone(), process, pod, wanted.clone(), tell.clone()));
                     }
                 }
-                Err(error) if known.is_empty() => return Err(error),
-                // The API server is away for a moment.
-                Err(_) => {}
+                Err(error) if !has_looked || failures == MAX_FAILURES || is_refused(&error) => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    eprint_line(&format!("note: the cluster does not answer, trying again: {error:#}"));
+                }
             }
+            look = Instant::now() + pause(failures);
         }
         let (lines, ended) = collect(&mut told).await?;
         open_logs -= ended.len();
-        show(paint, &lines);
-        ended.iter().for_each(|process| remark(paint, *process, "its log ends"));
+        show(paint, &lines)?;
+        for process in ended {
+            remark(paint, process, "its log ends")?;
+        }
         if is_over && open_logs == 0 {
             return Ok(());
         }
     }
 }
 
-/// Returns the pods of a job that have a log, and whether the job is over or gone.
-async fn looked(
-    cluster: &Cluster,
-    name: &str,
-    uid: &str,
-    wanted: &Wanted,
-) -> anyhow::Result<(Vec<(Process, PodSeen)>, bool)> {
-    let job = cluster.api::<TrainingJob>().get_opt(name).await?.filter(|job| job.uid().as_deref() == Some(uid));
-    let phase = job.as_ref().map(|job| job.status.as_ref().and_then(|status| status.phase));
-    let is_over = phase.is_none_or(|phase| phase.is_some_and(Phase::is_finished));
-    Ok((begun(cluster, uid, wanted).await?, is_over))
+fn is_refused(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ClusterError>().is_some_and(ClusterError::is_refusal)
 }
 
-fn remark(paint: &Paint, process: Process, text: &str) {
-    print(&(paint.remark(Timestamp::now(), process, text) + "\n"));
+/// Returns the time to the next look, after so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    LOOK.saturating_mul(1 << failures.min(MAX_FAILURES)).min(MAX_PAUSE)
+}
+
+/// Returns the pods of a job that have a log, and whether the job is over or gone.
+async fn looked(cluster: &Cluster, name: &str, uid: &str) -> anyhow::Result<(Vec<(Process, PodSeen)>, bool)> {
+    let job = cluster.find_job(name).await?.filter(|job| job.uid().as_deref() == Some(uid));
+    let is_over = job.is_none_or(|job| job.phase().is_some_and(Phase::is_finished));
+    Ok((begun(cluster, uid).await?, is_over))
+}
+
+fn remark(paint: &Paint, process: Process, text: &str) -> io::Result<()> {
+    write(&(paint.remark(Timestamp::now(), process, text) + "\n"))
 }
 
 /// Collects lines for a moment, and returns them in order, with the processes whose logs ended.
@@ -117,50 +139,145 @@ async fn collect(told: &mut mpsc::Receiver<Told>) -> anyhow::Result<(Vec<LogLine
 
 /// Reads the log of one pod to its end. A connection that breaks is opened again behind the last
 /// line.
-async fn read(cluster: Cluster, process: Process, pod: String, wanted: Wanted, tell: mpsc::Sender<Told>) {
+async fn read(cluster: Cluster, process: Process, pod: PodSeen, wanted: Wanted, tell: mpsc::Sender<Told>) {
     let mut last: Option<Timestamp> = None;
     loop {
-        let mut lines = match open(&cluster, &pod, &parameters(&wanted, last)).await {
-            Ok(log) => log.lines(),
-            // The API server is away, or the pod is gone and its log with it.
-            Err(error) if error.is::<kube::Error>() => {
-                if !runs(&cluster, &pod).await {
-                    return drop(tell.send(Told::End(process)).await);
+        let stop = match open(&cluster, &pod.name, &parameters(&wanted, last)).await {
+            Ok(mut log) => {
+                let mut repeated = Repeated(last);
+                let mut stop = Stop::Nothing;
+                loop {
+                    let text = match next_line(&mut log).await {
+                        Ok(Some(text)) => text,
+                        Ok(None) => break Stop::End,
+                        Err(_) => break stop,
+                    };
+                    let at = text.split(' ').next().and_then(|time| time.parse::<Timestamp>().ok());
+                    if repeated.holds(at) {
+                        continue;
+                    }
+                    (last, stop) = (at.or(last), Stop::Break);
+                    let line = of_node(process, &text);
+                    if wanted.includes(&line) && tell.send(Told::Line(line)).await.is_err() {
+                        return;
+                    }
                 }
-                sleep(LOOK).await;
-                continue;
             }
-            Err(forbidden) => return drop(tell.send(Told::Failed(forbidden)).await),
+            Err(NotOpened::Refused(error)) => return drop(tell.send(Told::Failed(error)).await),
+            Err(NotOpened::Away(_)) => Stop::Nothing,
         };
-        let mut is_whole = true;
-        while let Some(next) = lines.next().await {
-            let Ok(text) = next else {
-                is_whole = false;
-                break;
-            };
-            let at = text.split(' ').next().and_then(|time| time.parse::<Timestamp>().ok());
-            // The API server knows whole seconds only, so it repeats some lines.
-            if at.is_some() && at <= last {
-                continue;
-            }
-            last = at.or(last);
-            let line = of_node(process, &text);
-            if wanted.includes(&line) && tell.send(Told::Line(line)).await.is_err() {
-                return;
-            }
+        match present(&cluster, &pod.name).await {
+            Ok(now) if !has_more(stop, now.as_ref(), &pod.uid) => return drop(tell.send(Told::End(process)).await),
+            Err(error) if is_refused(&error) => return drop(tell.send(Told::Failed(error)).await),
+            // While the API server is away, nobody knows what became of the pod.
+            Ok(_) | Err(_) => sleep(LOOK).await,
         }
-        if is_whole && !runs(&cluster, &pod).await {
-            return drop(tell.send(Told::End(process)).await);
-        }
-        sleep(LOOK).await;
     }
 }
 
-/// Returns true while the pod's trainer runs.
-async fn runs(cluster: &Cluster, pod: &str) -> bool {
-    match cluster.api::<Pod>().get_opt(pod).await {
-        Ok(pod) => pod.as_ref().and_then(PodSeen::of).is_some_and(|pod| pod.state == PodState::Running),
-        // Nobody knows while the API server is away.
-        Err(_) => true,
+/// Lines at the beginning of a stream that an earlier stream ended with. The API server knows whole
+/// seconds only, so it repeats the lines of the last second, up to this moment.
+struct Repeated(Option<Timestamp>);
+
+impl Repeated {
+    /// Returns true if a line of this time is repeated. After the first new line none is, even if
+    /// the node's clock was set back.
+    fn holds(&mut self, time: Option<Timestamp>) -> bool {
+        let is_repeated = time.is_some() && time <= self.0;
+        if time.is_some() && !is_repeated {
+            self.0 = None;
+        }
+        is_repeated
+    }
+}
+
+/// The way in which the reading of a log stopped.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    /// The node says that the log ends here.
+    End,
+    /// The connection broke after new lines.
+    Break,
+    /// Nothing new could be read.
+    Nothing,
+}
+
+/// Returns true if the pod `uid` has more to tell. `pod` is the one that has its name now: a
+/// replacement has the same.
+fn has_more(stop: Stop, pod: Option<&PodSeen>, uid: &str) -> bool {
+    let Some(pod) = pod.filter(|pod| pod.uid == uid) else { return false };
+    match stop {
+        // The rest of its last words.
+        Stop::Break => true,
+        Stop::End | Stop::Nothing => pod.state == PodState::Running,
+    }
+}
+
+/// Returns the pod of this name, by the user's right to list pods.
+async fn present(cluster: &Cluster, pod: &str) -> anyhow::Result<Option<PodSeen>> {
+    let of_name = ListParams::default().fields(&format!("metadata.name={pod}"));
+    let found = cluster.api::<Pod>().list(&of_name).await;
+    let found = found.map_err(ClusterError).with_context(|| format!("look for the pod {pod}"))?;
+    Ok(found.items.first().and_then(PodSeen::of))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(uid: &str, state: &serde_json::Value) -> PodSeen {
+        let pod = json!({
+            "metadata": {"name": "lenet-worker-1", "uid": uid, "labels": {
+                lockstep_api::label::ROLE: lockstep_api::label::WORKER,
+                lockstep_api::label::INDEX: "1",
+                lockstep_api::label::ATTEMPT: "0",
+            }},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": lockstep_api::TRAINER_CONTAINER, "state": state,
+                "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            }]},
+        });
+        PodSeen::of(&serde_json::from_value(pod).expect("a pod")).expect("a pod of a job")
+    }
+
+    #[test]
+    fn a_replacement_of_the_same_name_ends_the_log() {
+        let runs = json!({"running": {"startedAt": "2026-01-02T03:04:05Z"}});
+        let ended = json!({"terminated": {"exitCode": 0}});
+        let more = |pod: Option<&PodSeen>| [Stop::End, Stop::Break, Stop::Nothing].map(|stop| has_more(stop, pod, "a"));
+        assert_eq!(more(Some(&pod("a", &runs))), [true; 3], "it runs");
+        assert_eq!(more(Some(&pod("a", &ended))), [false, true, false], "it ended");
+        assert_eq!(more(Some(&pod("b", &runs))), [false; 3], "another pod has its name");
+        assert_eq!(more(None), [false; 3], "it is gone");
+    }
+
+    #[test]
+    fn only_the_beginning_of_a_stream_repeats_lines() {
+        let at = |second: i64| Timestamp::from_second(second).ok();
+        let shown = |last: Option<i64>, lines: &[Option<i64>]| {
+            let mut repeated = Repeated(last.and_then(at));
+            let new = lines.iter().filter(|line| !repeated.holds(line.and_then(at)));
+            new.map(|line| line.unwrap_or_default()).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(None, &[Some(10), Some(10), Some(3), Some(4)]), [10, 10, 3, 4], "a clock that was set back");
+        assert_eq!(shown(Some(10), &[Some(9), Some(10), Some(11), Some(11), Some(3)]), [11, 11, 3]);
+        assert_eq!(shown(Some(10), &[None, Some(10), Some(12)]), [0, 12], "a line without a time");
+    }
+
+    #[test]
+    fn looks_become_rarer_while_the_api_server_does_not_answer() {
+        let seconds = [0, 1, 2, 4, 5, MAX_FAILURES].map(|failures| pause(failures).as_secs());
+        assert_eq!(seconds, [1, 2, 4, 16, 30, 30]);
+    }
+
+    #[test]
+    fn a_refusal_is_found_below_what_was_attempted() {
+        let error = |code: u16| {
+            let status = kube::core::Status { code, ..kube::core::Status::default() };
+            anyhow::Error::new(ClusterError(kube::Error::Api(status.boxed()))).context("list the pods")
+        };
+        assert_eq!([401, 403, 503].map(|code| is_refused(&error(code))), [true, true, false]);
     }
 }

@@ -12,12 +12,12 @@ use anyhow::{Context, bail};
 use tokio::time::sleep;
 
 use super::{
-    Wanted,
+    Wanted, last,
     line::{LogLine, Process, merged},
     paint::Paint,
-    show, show_all,
+    show,
 };
-use crate::run::folder::ReadOnlyFolder;
+use crate::{display::eprint_line, run::folder::ReadOnlyFolder};
 
 /// Time between two looks for new lines.
 const POLL: Duration = Duration::from_millis(200);
@@ -25,12 +25,15 @@ const POLL: Duration = Duration::from_millis(200);
 /// Reads the wanted lines of each process.
 ///
 /// # Errors
-/// It is not the folder of a run, it has no logs, or a log cannot be read.
+/// It is not the folder of a run, it has no logs of the chosen processes, or a log cannot be read.
 pub(super) fn read(run: &Path, wanted: &Wanted) -> anyhow::Result<Vec<Vec<LogLine>>> {
     ReadOnlyFolder::open(run)?;
     let logs = files(run)?;
     if logs.is_empty() {
         bail!("{}: there are no logs in it", run.display());
+    }
+    if let Some(none) = wanted.unmatched(logs.iter().map(|(process, _)| *process)) {
+        bail!(none);
     }
     let logs = logs.into_iter().filter(|(process, _)| wanted.selects(*process));
     logs.map(|(process, path)| {
@@ -43,23 +46,28 @@ pub(super) fn read(run: &Path, wanted: &Wanted) -> anyhow::Result<Vec<Vec<LogLin
 /// Prints the wanted lines, and new ones until the run is over.
 ///
 /// # Errors
-/// As for [`read`].
+/// As for [`read`], except that chosen processes may still come while the run is at work.
 pub(super) async fn follow(run: &Path, wanted: &Wanted, paint: &Paint) -> anyhow::Result<()> {
     let folder = ReadOnlyFolder::open(run)?;
     let mut offsets: BTreeMap<PathBuf, u64> = BTreeMap::new();
     let mut is_first = true;
     loop {
         let is_at_work = folder.is_at_work();
+        let found = files(run)?;
+        if is_first && let Some(none) = wanted.unmatched(found.iter().map(|(process, _)| *process)) {
+            match is_at_work {
+                true => eprint_line(&format!("note: {none}")),
+                false => bail!(none),
+            }
+        }
         let mut logs = Vec::new();
-        for (process, path) in files(run)?.into_iter().filter(|(process, _)| wanted.selects(*process)) {
+        for (process, path) in found.into_iter().filter(|(process, _)| wanted.selects(*process)) {
             let offset = offsets.entry(path.clone()).or_default();
             let fresh = whole_lines(&path, offset).with_context(|| format!("read {}", path.display()))?;
-            logs.push(lines(process, &fresh, wanted));
+            let fresh = lines(process, &fresh, wanted);
+            logs.push(last(&fresh, wanted.tail.filter(|_| is_first)).to_vec());
         }
-        match is_first {
-            true => show_all(paint, logs, wanted),
-            false => show(paint, &merged(logs)),
-        }
+        show(paint, &merged(logs))?;
         if !is_at_work {
             return Ok(());
         }

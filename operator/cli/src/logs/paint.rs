@@ -17,10 +17,8 @@ pub(super) struct Paint {
 }
 
 impl Paint {
-    /// Uses colours on a terminal, unless the variable `NO_COLOR` is set (<https://no-color.org>).
-    pub(super) fn new(is_terminal: bool) -> Self {
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { colours: is_terminal && !refused }
+    pub(super) fn new(colours: bool) -> Self {
+        Self { colours }
     }
 
     /// Writes a line.

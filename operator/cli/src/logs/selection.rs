@@ -1,6 +1,6 @@
 //! A choice of processes: `0,2-4,coordinator`.
 
-use std::{ops::RangeInclusive, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use anyhow::{Context, bail};
 
@@ -11,6 +11,14 @@ use super::line::Process;
 pub(super) struct Selection {
     workers: Vec<RangeInclusive<u32>>,
     coordinator: bool,
+    /// The user's words.
+    text: String,
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 impl Selection {
@@ -27,7 +35,7 @@ impl FromStr for Selection {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let mut selection = Self::default();
+        let mut selection = Self { text: text.to_owned(), ..Self::default() };
         for part in text.split(',').map(str::trim) {
             let number = |text: &str| {
                 text.parse::<u32>()

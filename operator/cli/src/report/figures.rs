@@ -4,6 +4,9 @@ use jiff::Timestamp;
 
 use crate::{chart::Unit, curves::begin, display, run_history::RunHistory};
 
+/// The remark of a figure of which only the newest value is known.
+const AS_REPORTED: &str = "as last reported";
+
 /// A figure: its name, its value, and a remark beneath it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Figure {
@@ -33,27 +36,33 @@ fn steps(history: &RunHistory) -> Option<Figure> {
 fn accuracy(history: &RunHistory) -> Option<Figure> {
     let known: Vec<(u64, f64)> =
         history.log.evaluations.iter().filter_map(|found| Some((found.step, found.figures.accuracy?))).collect();
-    let last = known.last().map(|(_, accuracy)| *accuracy).or(history.report.as_ref()?.accuracy)?;
+    let logged = known.last().map(|(_, accuracy)| *accuracy);
+    let last = logged.or_else(|| history.report.as_ref()?.accuracy)?;
     let best = known.iter().copied().max_by(|left, right| left.1.total_cmp(&right.1));
     let remark = match best {
         Some((step, best)) if best > last => format!("best {} at step {step}", percent(best)),
-        _ => "the best of this run".to_owned(),
+        Some(_) => "the best of this run".to_owned(),
+        None => AS_REPORTED.to_owned(),
     };
     figure("accuracy", percent(last), remark)
 }
 
 fn loss(history: &RunHistory) -> Option<Figure> {
     let known = || history.log.steps.iter().filter_map(|step| step.loss);
-    let last = known().next_back().or(history.report.as_ref()?.loss)?;
-    let remark = known().next().map(|first| format!("from {}", Unit::Plain.write(first)));
-    figure("training loss", Unit::Plain.write(last), remark.unwrap_or_default())
+    let last = known().next_back().or_else(|| history.report.as_ref()?.loss)?;
+    let remark =
+        known().next().map_or_else(|| AS_REPORTED.to_owned(), |first| format!("from {}", Unit::Plain.write(first)));
+    figure("training loss", Unit::Plain.write(last), remark)
 }
 
 fn throughput(history: &RunHistory) -> Option<Figure> {
     let stepped = history.log.steps.iter().map(|step| (step.samples_per_second * step.step_seconds, step.step_seconds));
     let (samples, seconds) = stepped.fold((0.0, 0.0), |(samples, seconds), step| (samples + step.0, seconds + step.1));
-    let mean = (seconds > 0.0).then_some(samples / seconds).or(history.report.as_ref()?.samples_per_second)?;
-    figure("samples/s", display::rounded(mean), "mean over the steps".to_owned())
+    if seconds > 0.0 {
+        return figure("samples/s", display::rounded(samples / seconds), "mean over the steps".to_owned());
+    }
+    let last = history.report.as_ref()?.samples_per_second?;
+    figure("samples/s", display::rounded(last), AS_REPORTED.to_owned())
 }
 
 fn efficiency(history: &RunHistory) -> Option<Figure> {
@@ -134,6 +143,8 @@ pub(super) fn uses(history: &RunHistory) -> Vec<Use> {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_launch::Progress;
+
     use super::*;
     use crate::run_history::Log;
 
@@ -151,6 +162,44 @@ mod tests {
         let expected =
             [("forward, backward and update", 3.0, 0.6), ("between two groups", 1.0, 0.2), ("new", 1.0, 0.2)];
         assert_eq!(found, expected.map(|(name, seconds, share)| (name.to_owned(), seconds, share)));
+    }
+
+    /// Returns the value and the remark of accuracy, loss and throughput, as far as they are shown.
+    fn results(history: &RunHistory) -> Vec<(&'static str, String, String)> {
+        let is_result = |figure: &Figure| ["accuracy", "training loss", "samples/s"].contains(&figure.name);
+        let found = figures(history).into_iter().filter(is_result);
+        found.map(|Figure { name, value, remark }| (name, value, remark)).collect()
+    }
+
+    fn expected(figures: [[&'static str; 3]; 3]) -> Vec<(&'static str, String, String)> {
+        figures.map(|[name, value, remark]| (name, value.to_owned(), remark.to_owned())).to_vec()
+    }
+
+    #[test]
+    fn a_log_without_a_report_has_its_results() {
+        let line = |step: u64, loss: f64| {
+            format!(
+                "{{\"step\":{step},\"generation\":1,\"loss\":{loss},\"step_seconds\":0.5,\"samples_per_second\":64,\
+                 \"time\":\"2026-11-22T05:12:10Z\"}}\n"
+            )
+        };
+        let log = line(1, 2.5) + &line(2, 0.5) + "{\"step\":2,\"evaluation\":{\"loss\":0.5,\"accuracy\":0.75}}\n";
+        let history = RunHistory { log: Log::parse(&log), report: None, ..RunHistory::default() };
+        let expected = expected([
+            ["accuracy", "75.00%", "the best of this run"],
+            ["training loss", "0.5", "from 2.5"],
+            ["samples/s", "64.0", "mean over the steps"],
+        ]);
+        assert_eq!(results(&history), expected);
+    }
+
+    #[test]
+    fn a_report_without_a_log_tells_only_the_last_values() {
+        let report =
+            Progress { accuracy: Some(0.75), loss: Some(0.5), samples_per_second: Some(64.0), ..Progress::default() };
+        let history = RunHistory { report: Some(report), ..RunHistory::default() };
+        assert!(results(&history).iter().all(|(.., remark)| remark == AS_REPORTED), "{:?}", results(&history));
+        assert_eq!(results(&history).len(), 3);
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn curves(history: &RunHistory, across: Across) -> Markup {
                 p class="legend" {
                     "Dashed uprights: the group changed. "
                     @for kind in MarkKind::ALL.into_iter().filter(|kind| has(*kind)) {
-                        span class=(format!("word-{}", kind.class())) { "a worker " (kind.participle()) } " "
+                        span class=(format!("word-{}", kind.class())) { (kind.words()) } " "
                     }
                 }
             }
@@ -196,7 +196,7 @@ fn kept(checkpoint: &Checkpoint) -> Markup {
             td class="number" { (step) }
             td class="number" { (epoch) }
             td class="time" { (second(time)) }
-            td class="number" { (if *bytes > 0 { size(*bytes) } else { "–".to_owned() }) }
+            td class="number" { (bytes.map_or_else(|| "–".to_owned(), size)) }
             td class="number" { (accuracy) }
             td {
                 @match unusable {

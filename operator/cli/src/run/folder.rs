@@ -19,7 +19,7 @@ use lockstep_api::ValidJob;
 use lockstep_launch::{
     Encryption, GroupChange, InvalidField, PLANS_FILE, Progress, Reached, Task, lines, make_credentials, metrics_log,
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::{
@@ -28,7 +28,7 @@ use self::{
     lock::{LOCK, Lock, OWNER},
 };
 use super::restart::ProcessRole;
-use crate::manifest;
+use crate::{manifest, metrics_lines::Step};
 
 pub(crate) use self::read_only::{ReadOnlyFolder, metrics_log_of};
 
@@ -136,15 +136,10 @@ impl RunFolder {
 
     /// Reads the furthest step of the run from its history and the end of its metrics log.
     pub(crate) fn reached(&self) -> anyhow::Result<Reached> {
-        #[derive(Deserialize)]
-        struct Line {
-            step: u64,
-            generation: u64,
-        }
         let mut reached = Reached::default();
         self.last_change()?.iter_mut().for_each(|last| reached.changed(last));
         let newest = self.newest_steps()?;
-        if let Some(Line { step, generation }) = newest.into_iter().next_back() {
+        if let Some(Step { step, generation, .. }) = newest.into_iter().next_back() {
             reached.reported(&Progress { step, generation, ..Progress::default() });
         }
         Ok(reached)
@@ -307,7 +302,7 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// Returns the path at which the next file of this name is written.
-fn temporary(path: &Path) -> PathBuf {
+pub(super) fn temporary(path: &Path) -> PathBuf {
     path.with_added_extension("tmp")
 }
 

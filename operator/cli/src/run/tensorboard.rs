@@ -107,7 +107,7 @@ impl EventFile {
         }
         if before.is_some_and(|(_, step)| line.step <= step) {
             records.extend(record(&event(line.time, line.step, &bytes(7, &number(1, 1)))));
-            self.evaluated = self.evaluated.min(line.step - 1);
+            self.evaluated = self.evaluated.min(line.step.saturating_sub(1));
         }
         self.newest = Some((line.generation, line.step, line.time));
         let figures = [
@@ -210,6 +210,24 @@ mod tests {
             place += length + 16;
         }
         steps
+    }
+
+    #[test]
+    fn a_restart_at_step_0_takes_all_evaluations_back() {
+        let run = tempfile::tempdir().expect("a folder");
+        let mut events = EventFile::create(run.path(), Timestamp::UNIX_EPOCH).expect("made");
+        let line = |step: u64, generation: u64| {
+            let line = format!(
+                "{{\"step\":{step},\"generation\":{generation},\"world_size\":1,\"loss\":1,\"step_seconds\":1,\
+                 \"time\":\"2026-11-22T05:12:10Z\"}}"
+            );
+            parse(&line).expect("a step")
+        };
+        let evaluation = parse("{\"step\":1,\"evaluation\":{\"loss\":1,\"accuracy\":0.5}}").expect("an evaluation");
+        for line in [line(0, 1), line(1, 1), evaluation, line(0, 2)] {
+            events.put(&line, &mut Vec::new());
+        }
+        assert_eq!(events.evaluated, 0);
     }
 
     #[test]

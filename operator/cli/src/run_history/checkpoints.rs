@@ -20,8 +20,8 @@ pub(crate) struct Checkpoint {
     pub evaluation: Option<Figures>,
     #[serde(default)]
     pub best: bool,
-    #[serde(default)]
-    pub bytes: u64,
+    /// Bytes of all its files, if they are known.
+    pub bytes: Option<u64>,
     /// The reason for which it cannot be used.
     pub unusable: Option<String>,
 }

@@ -1,16 +1,15 @@
 //! The history of a run in a folder of this machine: of a `lockstep run`, or of a job in the
 //! mounted claim of a cluster.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, bail};
-use lockstep_launch::{Ending, Progress, lines, metrics_log};
+use lockstep_launch::{lines, metrics_log};
 
-use super::{Log, RunHistory, checkpoints, with_costs};
+use super::{Log, Reports, RunHistory, checkpoints, with_costs};
 use crate::run::{
-    environment,
-    folder::{ENDINGS, MANIFEST, ReadOnlyFolder, metrics_log_of},
-    keeper,
+    environment::{self, Start},
+    folder::{MANIFEST, ReadOnlyFolder, metrics_log_of},
 };
 
 impl RunHistory {
@@ -25,8 +24,11 @@ impl RunHistory {
         }
         let log = Log::parse(&metrics_log_of(path)?);
         if log.steps.is_empty() {
-            let shown = path.display();
-            bail!("{shown}: not the folder of a run: it has neither {MANIFEST} nor {}", metrics_log::METRICS_FILE);
+            let (shown, file) = (path.display(), metrics_log::METRICS_FILE);
+            if metrics_log::files(path, None).is_ok_and(|files| files.iter().any(|file| file.path.is_file())) {
+                bail!("{shown}: it has no {MANIFEST}, and its {file} tells of no step yet");
+            }
+            bail!("{shown}: not the folder of a run: it has neither {MANIFEST} nor {file}");
         }
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let absent =
@@ -43,41 +45,48 @@ impl RunHistory {
         }
         let (checkpoints, missing) = checkpoints::of_folder(path, &folder.job.task);
         absent.extend(missing);
-        let report = newest_report(path);
-        let starts = lines::read(&path.join(environment::FILE)).context("read the environment of the run")?;
+        let reports = Reports::of_all_starts(path);
+        absent.extend(reports.unreadable.clone());
+        let starts: Vec<Start> =
+            lines::read(&path.join(environment::FILE)).context("read the environment of the run")?;
         if starts.is_empty() {
             absent.push("The run kept no environment: an older version of lockstep did it.".to_owned());
         }
         Ok(Self {
             name: folder.job.name.clone(),
             origin: path.display().to_string(),
-            state: state(&folder, report.as_ref()).to_owned(),
+            state: state(folder.is_at_work(), &Reports::of_newest_start(path, &starts)).to_owned(),
             changes: with_costs(folder.history()?, &log.steps),
             manifest: Some(folder.value),
             log,
             checkpoints,
             starts,
-            report,
+            report: reports.furthest().cloned(),
             absent,
         })
     }
 }
 
-fn state(folder: &ReadOnlyFolder, report: Option<&Progress>) -> &'static str {
-    let is_done = report.is_some_and(|report| report.total_steps > 0 && report.step == report.total_steps);
-    match (folder.is_at_work(), is_done) {
+fn state(is_at_work: bool, reports: &Reports) -> &'static str {
+    match (is_at_work, reports.is_complete()) {
         (true, _) => "at work",
         (false, true) => "complete",
         (false, false) => "stopped before its last step",
     }
 }
 
-/// Returns the furthest report of those that `lockstep run` and the processes left. That of
-/// `lockstep run` has the figures of the whole run.
-fn newest_report(path: &Path) -> Option<Progress> {
-    let text = |path: &Path| fs::read_to_string(path).ok();
-    let kept = text(&path.join(keeper::REPORT)).and_then(|text| serde_json::from_str(&text).ok());
-    let endings = fs::read_dir(path.join(ENDINGS)).into_iter().flatten().flatten();
-    let ended = endings.filter_map(|entry| Ending::from_line(&text(&entry.path())?)?.progress);
-    ended.chain(kept).max_by_key(|report| (report.step, report.whole_run.is_some()))
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_without_a_step_says_what_it_lacks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = || RunHistory::of_folder(folder.path()).expect_err("no step").to_string();
+        assert!(error().contains("neither"), "{}", error());
+        fs::write(folder.path().join(metrics_log::METRICS_FILE), "").expect("written");
+        assert!(error().ends_with("metrics.jsonl tells of no step yet"), "{}", error());
+    }
 }

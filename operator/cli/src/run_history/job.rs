@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use lockstep_api::{TrainingGroup, TrainingJob, TrainingJobStatus};
-use lockstep_launch::{CheckpointMark, names};
+use lockstep_launch::{BestMark, BestMetric, CheckpointMark, names};
 use serde_json::Value;
 
 use super::{Checkpoint, Log, RunHistory, with_costs};
 use crate::{
     cluster::Cluster,
+    metrics_lines::Figures,
     run::{
         environment::{Machine, Start},
         folder::metrics_log_of,
@@ -26,7 +27,7 @@ impl RunHistory {
     /// # Errors
     /// There is no such job, or the log cannot be read.
     pub(crate) async fn of_job(cluster: &Cluster, name: &str, log: Option<&Path>) -> anyhow::Result<Self> {
-        let job = cluster.job(name).await?;
+        let job = cluster.job(name).await?.whole()?;
         let group = cluster.api::<TrainingGroup>().get_opt(name).await;
         let text = log.map(metrics_log_of).transpose()?;
         Ok(of_objects(job, group.map_err(|error| error.to_string()), text.as_deref()))
@@ -64,9 +65,9 @@ fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, lo
             Log::default()
         }
     };
-    let newest = status.last_checkpoint.as_ref().map(marked);
-    if newest.is_some() {
-        absent.push("Of the checkpoints only the newest is known here.".to_owned());
+    let checkpoints = checkpoints(&status);
+    if !checkpoints.is_empty() {
+        absent.push("Of the checkpoints only the newest and the best are known here.".to_owned());
     }
     RunHistory {
         origin: format!("job {namespace}/{name}"),
@@ -78,7 +79,7 @@ fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, lo
         changes: with_costs(group.changes, &log.steps),
         report: group.progress.or_else(|| status.report()),
         starts: started(&status).into_iter().collect(),
-        checkpoints: newest.into_iter().collect(),
+        checkpoints,
         manifest: manifest(job),
         name,
         log,
@@ -93,8 +94,44 @@ fn started(status: &TrainingJobStatus) -> Option<Start> {
     Some(Start { time, version, workers: status.target_replicas, machine: Machine::unknown() })
 }
 
-fn marked(CheckpointMark { step, time, .. }: &CheckpointMark) -> Checkpoint {
-    Checkpoint { step: *step, epoch: 0, time: time.clone(), evaluation: None, best: false, bytes: 0, unusable: None }
+/// Returns the newest checkpoint and the best one, which may be the same.
+fn checkpoints(status: &TrainingJobStatus) -> Vec<Checkpoint> {
+    let newest = status.last_checkpoint.as_ref().map(marked);
+    let best = status.best_checkpoint.as_ref().map(best);
+    match (newest, best) {
+        (Some(newest), Some(best)) if newest.step == best.step => {
+            vec![Checkpoint { bytes: newest.bytes, ..best }]
+        }
+        (newest, best) => newest.into_iter().chain(best).collect(),
+    }
+}
+
+fn marked(CheckpointMark { step, uri: _, time, bytes }: &CheckpointMark) -> Checkpoint {
+    Checkpoint {
+        step: *step,
+        epoch: 0,
+        time: time.clone(),
+        evaluation: None,
+        best: false,
+        bytes: *bytes,
+        unusable: None,
+    }
+}
+
+fn best(BestMark { step, uri: _, time, metric, value }: &BestMark) -> Checkpoint {
+    let evaluation = match metric {
+        BestMetric::Accuracy => Figures { accuracy: Some(*value), loss: None },
+        BestMetric::Loss => Figures { accuracy: None, loss: Some(*value) },
+    };
+    Checkpoint {
+        step: *step,
+        epoch: 0,
+        time: time.clone(),
+        evaluation: Some(evaluation),
+        best: true,
+        bytes: None,
+        unusable: None,
+    }
 }
 
 /// Returns the job as a manifest: without what the cluster adds.
@@ -151,6 +188,23 @@ mod tests {
         }
         let manifest = found.manifest.expect("a manifest");
         assert_eq!(manifest["metadata"], json!({"name": "lenet", "namespace": "ml"}));
+    }
+
+    #[test]
+    fn the_best_checkpoint_stands_beside_the_newest() {
+        let mark = |step: u64| CheckpointMark { step, bytes: Some(4096), ..CheckpointMark::default() };
+        let best = BestMark { step: 8, value: 0.75, ..BestMark::default() };
+        let found = |newest: u64| {
+            let status = TrainingJobStatus {
+                last_checkpoint: Some(mark(newest)),
+                best_checkpoint: Some(best.clone()),
+                ..TrainingJobStatus::default()
+            };
+            let listed = checkpoints(&status).into_iter();
+            listed.map(|found| (found.step, found.best, found.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(9), [(9, false, Some(4096)), (8, true, None)]);
+        assert_eq!(found(8), [(8, true, Some(4096))]);
     }
 
     #[test]

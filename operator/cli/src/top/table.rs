@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::scrape::WorkerTime;
+use crate::{
+    display::{duration, whole_percent},
+    scrape::WorkerTime,
+};
 
 const COLUMNS: [&str; 9] = ["WORKER", "STEP ms", "COMPUTE", "COMM", "DATA", "WAIT", "OTHER", "LAG ms", "MEMORY"];
 /// Seconds without a step that deserve a word.
@@ -30,7 +33,7 @@ pub(super) fn table(title: &str, workers: &[WorkerTime], missing: &BTreeMap<Stri
     for time in workers {
         let still = now.as_millisecond() as f64 / 1e3 - time.heartbeat;
         if time.step_ms.is_none() && time.heartbeat > 0.0 && still > LONG {
-            text += &format!("{} has done no step for {still:.0} s\n", time.worker);
+            text += &format!("{} has done no step for {}\n", time.worker, duration(still));
         }
     }
     for (worker, why) in missing {
@@ -41,7 +44,7 @@ pub(super) fn table(title: &str, workers: &[WorkerTime], missing: &BTreeMap<Stri
 
 fn row(time: &WorkerTime) -> Vec<String> {
     let WorkerTime { worker, step_ms, compute, communication, data, waiting, other, lag_ms, memory, .. } = time;
-    let share = |share: &f64| format!("{:.0}%", share * 100.0);
+    let share = |share: &f64| whole_percent(*share);
     let known = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     vec![
         worker.clone(),
@@ -84,7 +87,7 @@ lenet  Running
 WORKER           STEP ms  COMPUTE  COMM  DATA  WAIT  OTHER  LAG ms   MEMORY
 lenet-worker-2         -      50%    0%    0%   50%     0%       -  191 MiB
 lenet-worker-10      123      50%    0%    0%   50%     0%     0.0  191 MiB
-lenet-worker-2 has done no step for 20 s
+lenet-worker-2 has done no step for 20s
 lenet-worker-3: no metrics: no answer
 ";
         assert_eq!(text, expected);

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::core::v1::{Pod, ResourceQuota},
     apimachinery::pkg::apis::meta::v1::Condition,
@@ -10,7 +10,13 @@ use k8s_openapi::{
 use lockstep_api::{ConditionType, Phase, TrainingGroupStatus, TrainingJob, TrainingJobSpec, TrainingJobStatus};
 use lockstep_plan::{PodRole, PodSeen};
 
+use super::words::count;
 use crate::scrape::WorkerTime;
+
+/// Above this share of the time, waits for samples cost too much.
+pub(super) const MUCH_DATA: f64 = 0.15;
+/// A job or a run without a step for this long stands still.
+pub(super) const STANDS_STILL: SignedDuration = SignedDuration::from_secs(60);
 
 static NO_STATUS: LazyLock<TrainingJobStatus> = LazyLock::new(TrainingJobStatus::default);
 
@@ -55,6 +61,13 @@ pub(super) struct OperatorSeen {
     pub(super) wanted: u32,
     /// Pods that are ready.
     pub(super) ready: u32,
+}
+
+impl OperatorSeen {
+    /// True if it has a pod, and all its pods are ready.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready > 0 && self.ready >= self.wanted
+    }
 }
 
 impl Facts {
@@ -108,17 +121,21 @@ impl Facts {
         }
     }
 
-    /// Returns the smaller number of workers that the job may have, if `there` of them have room.
-    pub(super) fn fewer_workers(&self, there: u32) -> Option<(String, String)> {
+    /// Returns the command for as few workers as have room, if `there` of them have, and if the job
+    /// may have fewer than it asks for.
+    pub(super) fn fewer_meanwhile(&self, there: u32) -> Option<(String, String)> {
+        self.fewer_workers(there, |fewer| format!("train with {} meanwhile", count(fewer, "worker")))
+    }
+
+    /// Returns the command for `wanted` workers, or the least number that the job may have, if that
+    /// is fewer than now. `purpose` says what fewer workers are for.
+    pub(super) fn fewer_workers(&self, wanted: u32, purpose: impl Fn(u32) -> String) -> Option<(String, String)> {
         let elastic = self.spec().elastic?;
-        let fewer = there.max(elastic.min_replicas);
+        let fewer = wanted.max(elastic.min_replicas);
         let bounds = format!("{} to {}", elastic.min_replicas, elastic.max_replicas);
         (fewer < self.spec().replicas).then(|| {
             let command = self.kubectl(&format!("scale tj {} --replicas={fewer}", self.name()));
-            (
-                command,
-                format!("train with {} meanwhile; spec.elastic allows {bounds}", super::words::count(fewer, "worker")),
-            )
+            (command, format!("{}; spec.elastic allows {bounds}", purpose(fewer)))
         })
     }
 

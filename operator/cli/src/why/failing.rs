@@ -2,6 +2,7 @@
 
 use lockstep_api::{ConditionType, LastFailure, Phase, Reason};
 use lockstep_launch::{Exit, names};
+use lockstep_lifecycle::{WorkerEnd, is_own_failure};
 
 use super::{
     facts::Facts,
@@ -14,21 +15,6 @@ use crate::logs::readable;
 const SIGNALS: i32 = 128;
 /// Lines of a log that an answer holds.
 const LOG_LINES: usize = 5;
-/// Reasons of Kubernetes for a worker that was taken away and did nothing wrong.
-const TAKEN_AWAY: [&str; 12] = [
-    "Deleted",
-    "DeletionByPodGC",
-    "DeletionByTaintManager",
-    "Drained",
-    "Evicted",
-    "EvictionByEvictionAPI",
-    "NodeLost",
-    "NodeShutdown",
-    "Preempting",
-    "PreemptionByScheduler",
-    "RecordDeleted",
-    "TerminationByKubelet",
-];
 
 /// Finds workers that are being replaced, and a job that starts again.
 pub(super) fn failing(facts: &Facts) -> Option<Finding> {
@@ -65,57 +51,61 @@ pub(super) fn failed(facts: &Facts) -> Finding {
     let (name, message) = (facts.name(), facts.message(ConditionType::Failed));
     let since =
         status.completion_time.as_ref().map(|end| format!(" {} ago", ago(end.0, facts.now))).unwrap_or_default();
-    let is = |reason: Reason| status.reason.as_deref() == Some(&reason.to_string());
     let failure = status.last_failure.as_ref();
     let evidence = failure.map(|failure| evidence(facts, failure)).unwrap_or_default();
-    if is(Reason::InvalidSpec) {
-        return Finding::new(format!("{name} failed{since}: its manifest is not valid."))
+    let because = |why: String| Finding::new(format!("{name} failed{since}: {why}"));
+    let policy = &facts.spec().failure_policy;
+    match given_up(facts) {
+        Some(Reason::InvalidSpec) => because("its manifest is not valid.".to_owned())
             .seen_all(message.split("; ").map(sentence))
             .next("lockstep validate MANIFEST", "check the corrected manifest without a cluster")
-            .next_if(facts.create_again("the corrected manifest"));
-    }
-    if is(Reason::InvalidInput) {
-        let matter = format!("{name} failed{since}: it refused its input, and another start would fail again.");
-        return Finding::new(matter)
+            .next_if(facts.create_again("the corrected manifest")),
+        Some(Reason::InvalidInput) => because("it refused its input, and another start would fail again.".to_owned())
             .seen_all(evidence)
-            .next_if(facts.create_again("that field, file or volume corrected"));
-    }
-    if is(Reason::BackoffLimitExceeded) {
-        let limit = facts.spec().failure_policy.backoff_limit;
-        let matter = format!(
-            "{name} failed{since}: its workers failed {}, and spec.failurePolicy.backoffLimit allows {limit}.",
-            times(status.failures)
-        );
-        let finding = Finding::new(matter).seen_all(evidence).seen_all(kept(facts));
-        return remedies(finding, facts, failure)
-            .next_if(facts.create_again("the cause mended, or a higher failurePolicy.backoffLimit"));
-    }
-    if is(Reason::StartupTimeout) {
-        let seconds = facts.spec().failure_policy.startup_timeout_seconds;
-        let matter = format!(
-            "{name} failed{since}: training waited {seconds} s for workers, failurePolicy.startupTimeoutSeconds."
-        );
-        return Finding::new(matter)
+            .next_if(facts.create_again("that field, file or volume corrected")),
+        Some(Reason::BackoffLimitExceeded) => {
+            let (times, limit) = (times(status.failures), policy.backoff_limit);
+            let finding =
+                because(format!("its workers failed {times}, and spec.failurePolicy.backoffLimit allows {limit}."));
+            remedies(finding.seen_all(evidence).seen_all(kept(facts)), facts, failure)
+                .next_if(facts.create_again("the cause mended, or a higher failurePolicy.backoffLimit"))
+        }
+        Some(Reason::StartupTimeout) => {
+            let seconds = policy.startup_timeout_seconds;
+            because(format!("training waited {seconds} s for workers, failurePolicy.startupTimeoutSeconds."))
+                .seen(sentence(message))
+                .seen_all(kept(facts))
+                .next(events(facts), "what happened before")
+                .next_if(facts.create_again("the cause mended, or a longer failurePolicy.startupTimeoutSeconds"))
+        }
+        Some(Reason::DeadlineExceeded) => {
+            let seconds = facts.spec().active_deadline_seconds.unwrap_or_default();
+            let progress = status.progress.as_ref();
+            because(format!("it was not complete {seconds} s after its start, spec.activeDeadlineSeconds."))
+                .seen_all(
+                    progress.map(|progress| format!("It had done step {} of {}.", progress.step, progress.total_steps)),
+                )
+                .seen_all(kept(facts))
+                .next_if(facts.create_again("a longer activeDeadlineSeconds, or more workers"))
+        }
+        Some(_) | None => Finding::new(format!("{name} failed{since}."))
             .seen(sentence(message))
-            .seen_all(kept(facts))
-            .next(events(facts), "what happened before")
-            .next_if(facts.create_again("the cause mended, or a longer failurePolicy.startupTimeoutSeconds"));
+            .seen_all(evidence)
+            .next(events(facts), "what happened before"),
     }
-    if is(Reason::DeadlineExceeded) {
-        let seconds = facts.spec().active_deadline_seconds.unwrap_or_default();
-        let matter = format!(
-            "{name} failed{since}: it was not complete {seconds} s after its start, spec.activeDeadlineSeconds."
-        );
-        let progress = status.progress.as_ref();
-        let progress =
-            progress.map(|progress| format!("It had done step {} of {}.", progress.step, progress.total_steps));
-        return Finding::new(matter)
-            .seen_all(progress)
-            .seen_all(kept(facts))
-            .next_if(facts.create_again("a longer activeDeadlineSeconds, or more workers"));
-    }
-    let finding = Finding::new(format!("{name} failed{since}.")).seen(sentence(message)).seen_all(evidence);
-    finding.next(events(facts), "what happened before")
+}
+
+/// Returns the reason for which the job was given up, if it is one of those of [`failed`].
+fn given_up(facts: &Facts) -> Option<Reason> {
+    const GIVEN_UP: [Reason; 5] = [
+        Reason::InvalidSpec,
+        Reason::InvalidInput,
+        Reason::BackoffLimitExceeded,
+        Reason::StartupTimeout,
+        Reason::DeadlineExceeded,
+    ];
+    let stated = facts.status().reason.as_deref()?;
+    GIVEN_UP.into_iter().find(|reason| reason.to_string() == stated)
 }
 
 /// Describes a failure: who, where, how, and in whose words.
@@ -169,32 +159,36 @@ fn kept(facts: &Facts) -> Option<String> {
 
 fn remedies(finding: Finding, facts: &Facts, failure: Option<&LastFailure>) -> Finding {
     let Some(failure) = failure else { return finding.next(events(facts), "what happened before") };
-    let reason = failure.reason.as_deref().unwrap_or_default();
+    let reason = failure.reason.as_deref();
     let pod = failure.pod.as_deref().unwrap_or_default();
     let is_there = facts.pods.iter().any(|of| of.metadata.name.as_deref() == Some(pod));
-    if reason == "OOMKilled" {
-        return finding.next_if(
-            facts.create_again(
-                "a higher resources.limits.memory in spec.template, or a smaller training.globalBatchSize",
-            ),
-        );
-    }
-    if TAKEN_AWAY.contains(&reason) {
+    if reason.is_some_and(|reason| !is_own_failure(reason)) {
         let node = failure.node.as_ref().map(|node| format!("kubectl describe node {node}"));
         let node = node.map(|node| (node, "how that node is".to_owned()));
-        return finding.next_if(node).next(events(facts), "who took the pod away, and when");
+        let of = if pod.is_empty() { facts.name() } else { pod };
+        return finding.next_if(node).next(events_of(facts, of), "who took the pod away, and when");
     }
     let finding = match is_there {
         true => finding.next(facts.log_of(pod), "its log, while the pod is there"),
         false => finding,
     };
-    finding.next(events(facts), "every loss so far, with its reason")
+    let finding = finding.next(events(facts), "every loss so far, with its reason");
+    let memory = "a higher resources.limits.memory in spec.template, or a smaller training.globalBatchSize";
+    match reason == Some(WorkerEnd::OutOfMemory.word()) {
+        true => finding.next_if(facts.create_again(memory)),
+        false => finding,
+    }
 }
 
+/// Returns the command that shows the events of the job.
 fn events(facts: &Facts) -> String {
+    events_of(facts, facts.name())
+}
+
+/// Returns the command that shows the events of an object: the job or one of its pods.
+fn events_of(facts: &Facts, object: &str) -> String {
     facts.kubectl(&format!(
-        "get events --sort-by=.metadata.creationTimestamp --field-selector involvedObject.name={}",
-        facts.name()
+        "get events --sort-by=.metadata.creationTimestamp --field-selector involvedObject.name={object}"
     ))
 }
 

@@ -11,7 +11,7 @@ use super::{
 
 /// The operator's words before those of the API server.
 const REFUSES: &str = "the API server refuses it: ";
-/// Events of an operator that could not make a pod.
+/// The words of the API server before the name of an exceeded quota.
 const EXCEEDED: &str = "exceeded quota: ";
 
 /// Finds why the API server refused a pod of the job.
@@ -126,7 +126,7 @@ fn exceeded(facts: &Facts, quota: &Exceeded<'_>, said: String) -> Finding {
     .seen(pods)
     .seen(said)
     .next(facts.kubectl("get pods -o wide"), "who uses the quota")
-    .next_if(facts.fewer_workers(there))
+    .next_if(facts.fewer_meanwhile(there))
     .next(facts.kubectl(&format!("describe resourcequota {name}")), "the quota, to ask for more with")
 }
 

@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{ConditionType, MANAGED_BY, Phase, label};
 
 use super::{
-    facts::Facts,
+    facts::{Facts, OperatorSeen},
     finding::Finding,
     words::{ago, said},
 };
@@ -63,22 +63,20 @@ pub(super) fn suspended(facts: &Facts) -> Option<Finding> {
         false if is_stuck => finding.seen_all(said(facts.message(ConditionType::CheckpointsFailing))),
         false => finding.seen_all(said(facts.message(ConditionType::Running))),
     };
-    Some(match queue {
+    let finding = match queue {
         Some(queue) => finding
             .next(facts.kubectl("get workloads"), "its place in the queue, and why it is not admitted")
             .next(facts.kubectl(&format!("describe localqueue {queue}")), "what the queue has left"),
         None => {
             let resume = format!("patch tj {name} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'");
-            let finding = finding.next(facts.kubectl(&resume), "let it go on");
-            match is_stuck {
-                true => finding.next(
-                    facts.kubectl(&format!("annotate tj {name} {}=true", label::SUSPEND_UNSAVED)),
-                    "suspend it at once, and give up the steps since its newest checkpoint",
-                ),
-                false => finding,
-            }
+            finding.next(facts.kubectl(&resume), "let it go on")
         }
-    })
+    };
+    let unsaved = || {
+        let command = facts.kubectl(&format!("annotate tj {name} {}=true", label::SUSPEND_UNSAVED));
+        (command, "suspend it at once, and give up the steps since its newest checkpoint".to_owned())
+    };
+    Some(finding.next_if(is_stuck.then(unsaved)))
 }
 
 /// Finds an operator that does not answer. Training itself goes on without it.
@@ -97,20 +95,28 @@ pub(super) fn silent_operator(facts: &Facts) -> Option<Finding> {
         true => finding.seen("Its workers train on meanwhile; nobody replaces one that is lost."),
         false => finding,
     };
-    Some(match facts.operators.as_deref().and_then(<[_]>::first) {
-        Some(operator) => {
-            let namespace = &operator.namespace;
-            finding
-                .next(
-                    format!("kubectl -n {namespace} describe deployment {}", operator.name),
-                    "why it has no ready pod",
-                )
-                .next(format!("kubectl -n {namespace} logs deployment/{} --tail=50", operator.name), "what it says")
+    let operators = facts.operators.as_deref();
+    let lacking = operators.and_then(|all| all.iter().find(|operator| !operator.is_ready()));
+    Some(match (operators, lacking.or(operators.and_then(<[_]>::first))) {
+        (_, Some(OperatorSeen { namespace, name, .. })) => {
+            let finding = match lacking {
+                Some(_) => finding.next(
+                    format!("kubectl -n {namespace} describe deployment {name}"),
+                    "why not all its pods are ready",
+                ),
+                None => {
+                    finding.seen(format!("It may not watch namespace {}: see its --namespace.", facts.namespace)).next(
+                        format!("kubectl -n {namespace} get deployment {name} -o yaml"),
+                        "the namespaces that it watches",
+                    )
+                }
+            };
+            finding.next(format!("kubectl -n {namespace} logs deployment/{name} --tail=50"), "what it says")
         }
-        None if facts.operators.is_none() => {
+        (None, None) => {
             finding.next("helm list --all-namespaces --filter lockstep", "whether Lockstep is installed, and where")
         }
-        None => finding
+        (Some(_), None) => finding
             .next("helm list --all-namespaces --filter lockstep", "whether Lockstep is installed, and where")
             .next(
                 "helm install lockstep charts/lockstep --namespace lockstep-system --create-namespace",
@@ -136,9 +142,9 @@ fn silence(facts: &Facts) -> Option<String> {
     let is_behind = reported.step > told.step && measured.duration_since(written) > STATUS_FOLLOWS;
     is_behind.then(|| {
         format!(
-            "the status shows step {} of {} ago, and the coordinator is at step {}",
-            told.step,
+            "the status is {} old and shows step {}; the coordinator is at step {}",
             ago(written, now),
+            told.step,
             reported.step
         )
     })

@@ -2,12 +2,12 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use lockstep_api::{Phase, Reason, TRAINER_CONTAINER};
-use lockstep_plan::{PodRole, PodSeen, PodState, PodWait};
+use lockstep_plan::{PodSeen, PodState, PodWait};
 
 use super::{
     facts::{Facts, is_worker},
     finding::Finding,
-    words::{ago, listed, sentence},
+    words::{ago, listed, said, sentence},
 };
 
 /// Events of a pod whose containers cannot be made for want of something outside it.
@@ -73,7 +73,7 @@ fn joining(facts: &Facts, workers: &[&PodSeen]) -> Finding {
             .seen("A worker loads its data and then joins; that takes a moment.")
             .next(facts.lockstep("watch", ""), "follow it"),
         Some((pod, started)) => Finding::new(format!(
-            "{name} waits for {}: it runs since {} and has not joined the group.",
+            "{name} waits for {}: it has run for {} and has not joined the group.",
             pod.name,
             ago(started, facts.now)
         ))
@@ -119,8 +119,38 @@ fn explain(facts: &Facts, cause: &Cause, pods: &[&PodSeen]) -> Finding {
         Reason::ImageNotPulled => no_image(facts, cause, pods),
         Reason::ContainerConfigError => not_made(facts, cause, pods),
         Reason::ContainerCrashes => crashes(facts, cause, pods),
-        _ => no_node(facts, cause, pods),
+        Reason::Unschedulable => no_node(facts, cause, pods),
+        Reason::PodsPending
+        | Reason::WorkersJoining
+        | Reason::Training
+        | Reason::Measuring
+        | Reason::WorkerFailed
+        | Reason::WorkerLost
+        | Reason::AllWorkersJoined
+        | Reason::GroupChanges
+        | Reason::GroupComplete
+        | Reason::NoGroup
+        | Reason::Suspending
+        | Reason::SaveFailed
+        | Reason::Saved
+        | Reason::Suspended
+        | Reason::Resumed
+        | Reason::TrainingComplete
+        | Reason::BenchmarkComplete
+        | Reason::InvalidSpec
+        | Reason::InvalidInput
+        | Reason::BackoffLimitExceeded
+        | Reason::StartupTimeout
+        | Reason::DeadlineExceeded => waits(facts, cause, pods),
     }
+}
+
+/// Describes pods that wait for a reason that is none of pods.
+fn waits(facts: &Facts, Cause { words, .. }: &Cause, pods: &[&PodSeen]) -> Finding {
+    let pod = pods.first().map(|pod| pod.name.as_str()).unwrap_or_default();
+    Finding::new(format!("{}: nothing runs yet in {}.", facts.opening(), names(pods)))
+        .seen_all(said(words))
+        .next(facts.kubectl(&format!("describe pod {pod}")), "its events in full")
 }
 
 fn names(pods: &[&PodSeen]) -> String {
@@ -134,7 +164,7 @@ fn no_node(facts: &Facts, Cause { words, .. }: &Cause, pods: &[&PodSeen]) -> Fin
     let asks = pods.first().and_then(|pod| requests(raw(pod)?));
     let asks = asks.map(|asks| format!("{} asks for {asks}.", if pods.len() == 1 { "It" } else { "Each" }));
     let placed = facts.pods_seen().iter().filter(|pod| is_worker(pod) && pod.node.is_some()).count() as u32;
-    let fewer = facts.fewer_workers(placed);
+    let fewer = facts.fewer_meanwhile(placed);
     if words.contains("ersistentvolumeclaim") || words.contains("ersistentVolumeClaim") {
         return Finding::new(format!("{opening}: a volume of {names} is not there."))
             .seen(said)
@@ -239,8 +269,7 @@ fn not_made(facts: &Facts, Cause { words, .. }: &Cause, pods: &[&PodSeen]) -> Fi
         .next_if(again)
 }
 
-/// Returns the name of a missing object of a kind, as in `secret "s3" not found`, or of one that
-/// lacks a key, as in `couldn't find key k in Secret ns/s3`.
+/// Returns the name of a missing object of a kind, as in `secret "s3" not found`.
 fn missing<'a>(words: &'a str, kind: &str) -> Option<&'a str> {
     let low = words.to_lowercase();
     // An ASCII text keeps its offsets in lower case. Others are not found, or only in part.
@@ -252,11 +281,8 @@ fn missing<'a>(words: &'a str, kind: &str) -> Option<&'a str> {
 fn crashes(facts: &Facts, Cause { container, words, .. }: &Cause, pods: &[&PodSeen]) -> Finding {
     let container = container.as_deref().unwrap_or(TRAINER_CONTAINER);
     let pod = pods.first().map(|pod| pod.name.as_str()).unwrap_or_default();
-    let coordinator = pods.iter().any(|pod| pod.role == PodRole::Coordinator);
-    let what = if coordinator { "the coordinator's pod among them" } else { "" };
     Finding::new(format!("{}: container {container} of {} ends again and again.", facts.opening(), names(pods)))
         .seen(sentence(words))
-        .seen(what)
         .next(facts.kubectl(&format!("logs {pod} -c {container} --previous")), "what it said before it ended")
         .next_if(facts.create_again("that container mended in spec.template"))
 }

@@ -2,6 +2,9 @@
 
 use jiff::Timestamp;
 
+/// A share as a percentage.
+pub(super) use crate::display::whole_percent as percent;
+
 /// Names that are listed before the rest is only counted.
 const LISTED: usize = 3;
 
@@ -32,11 +35,6 @@ pub(super) fn spell(seconds: u64) -> String {
         3600..86_400 => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
         _ => format!("{} days", seconds / 86_400),
     }
-}
-
-/// A share as a percentage.
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
 }
 
 /// A number of things.

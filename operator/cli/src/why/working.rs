@@ -1,23 +1,18 @@
 //! Jobs at work: what changes their group, what slows them down, and that all is well.
 
-use jiff::SignedDuration;
 use lockstep_api::{ConditionType, JobProgress, Phase};
 use lockstep_launch::Straggler;
 
 use super::{
-    facts::Facts,
+    facts::{Facts, MUCH_DATA, STANDS_STILL},
     finding::Finding,
-    words::{ago, listed, percent, said, sentence, spell},
+    words::{ago, count, listed, percent, said, sentence, spell},
 };
 
-/// A job without a step for this long stands still.
-const STANDS_STILL: SignedDuration = SignedDuration::from_secs(60);
 /// Below this load balance, fast workers wait too long for slow ones.
 const GOOD_BALANCE: f64 = 0.85;
 /// Below this communication efficiency, sums cost too much.
 const GOOD_COMMUNICATION: f64 = 0.75;
-/// Above this share of the time, waits for samples cost too much.
-const MUCH_DATA: f64 = 0.15;
 /// Below this share of steps that count in the run's time, something else costs too much.
 const GOOD_GOODPUT: f64 = 0.7;
 /// Seconds after which the goodput of a run says something.
@@ -36,9 +31,14 @@ pub(super) fn resizing(facts: &Facts) -> Option<Finding> {
         true => "New workers join between two steps, once their pods run; the others train on meanwhile.",
         false => "The workers with the highest numbers leave after a whole step; no step is lost.",
     };
-    let there = format!("{} workers' pods exist, {} have joined.", status.replicas, status.ready_replicas);
+    let there = match status.replicas {
+        1 => "1 worker's pod exists".to_owned(),
+        pods => format!("{pods} workers' pods exist"),
+    };
+    let have = if status.ready_replicas == 1 { "has" } else { "have" };
+    let there = format!("{there}, {} {have} joined.", status.ready_replicas);
     Some(
-        Finding::new(format!("{name} {verb} from {world} to {wanted} workers, as spec.replicas asks."))
+        Finding::new(format!("{name} {verb} from {world} to {}, as spec.replicas asks.", count(wanted, "worker")))
             .seen(how)
             .seen(there)
             .next(facts.lockstep("watch", ""), "follow it"),
@@ -186,30 +186,21 @@ fn communication(facts: &Facts, progress: &JobProgress) -> Option<Finding> {
     let used = progress.communication.map(|used| {
         format!(
             "Gradients travel by {} as {}, in {} buckets, summed by algorithm {}.",
-            used.link,
-            serde_json::to_value(used.wire).ok().and_then(|wire| Some(wire.as_str()?.to_owned())).unwrap_or_default(),
-            used.buckets,
-            serde_json::to_value(used.algorithm)
-                .ok()
-                .and_then(|name| Some(name.as_str()?.to_owned()))
-                .unwrap_or_default(),
+            used.link, used.wire, used.buckets, used.algorithm,
         )
     });
     let scaling = progress
         .scaling_efficiency
-        .map(|scaling| format!("Scaling efficiency {} with {} workers.", percent(scaling), facts.world()));
+        .map(|scaling| format!("Scaling efficiency {} with {}.", percent(scaling), count(facts.world(), "worker")));
     let matter = format!("{} is slow: it communicates for {} of each step.", facts.name(), percent(1.0 - efficiency));
-    let elastic = facts.spec().elastic.filter(|elastic| elastic.min_replicas < facts.spec().replicas);
-    let finding = Finding::new(matter)
+    let fewer = facts.fewer_workers(facts.spec().replicas / 2, |_| "fewer workers communicate less".to_owned());
+    Some(Finding::new(matter)
         .seen_all(used)
         .seen_all(scaling)
         .seen("A small model or a small batch has too little to compute between two sums.")
         .seen("For the next run: communication.wire: bf16, which halves the bytes, or a greater training.globalBatchSize.")
-        .next(facts.lockstep("top", ""), "each worker's time in a step");
-    Some(match elastic {
-        Some(_) => finding.next_if(facts.fewer_workers(facts.spec().replicas / 2)),
-        None => finding,
-    })
+        .next(facts.lockstep("top", ""), "each worker's time in a step")
+        .next_if(fewer))
 }
 
 /// Finds a run whose time goes elsewhere than into steps that count.
@@ -249,8 +240,8 @@ pub(super) fn well(facts: &Facts) -> Finding {
     let (status, name) = (facts.status(), facts.name());
     let Some(progress) = &status.progress else {
         return Finding::new(format!(
-            "{name} is at work with {} workers; it has not reported a step yet.",
-            facts.world()
+            "{name} is at work with {}; it has not reported a step yet.",
+            count(facts.world(), "worker")
         ))
         .next(facts.lockstep("watch", ""), "follow it");
     };
@@ -259,11 +250,11 @@ pub(super) fn well(facts: &Facts) -> Finding {
     let speed = progress.samples_per_second.map(|speed| format!(" at {speed:.0} samples/s")).unwrap_or_default();
     let what = if status.benchmark.is_some() { "measures" } else { "trains" };
     let matter = format!(
-        "{name} {what}, and nothing is wrong: step {} of {} ({}%) with {} workers{speed}{rest}.",
+        "{name} {what}, and nothing is wrong: step {} of {} ({}%) with {}{speed}{rest}.",
         progress.step,
         progress.total_steps,
         progress.percent,
-        facts.world()
+        count(facts.world(), "worker")
     );
     let efficiency = [
         ("scaling efficiency", progress.scaling_efficiency),

@@ -48,7 +48,7 @@ fn history() -> RunHistory {
             time: "2026-11-22T05:12:05Z".into(),
             evaluation: None,
             best: true,
-            bytes: 1 << 20,
+            bytes: Some(1 << 20),
             unusable: None,
         }],
         starts: vec![Start { time: "2026-11-22T05:12:00Z".into(), version: "9.8.7".into(), ..Start::default() }],
