@@ -6,11 +6,10 @@ use std::{
     fs::{self, File},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    thread::sleep,
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use lockstep_tests::{
     chart,
     cluster::{Cluster, Settings, TEST_NODES, wait_for},
@@ -39,18 +38,21 @@ const NAMESPACE: &str = "vision";
 const TIGHT: &str = "tight";
 /// The longest wait for a state of a job.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Time in which `lockstep watch` shows what follows.
-const WATCHED: Duration = Duration::from_secs(8);
+/// Time in which a command that runs meanwhile shows what follows.
+const SHOWN: Duration = Duration::from_secs(8);
 /// Epochs that no scene outlives.
 const LONG: u32 = 1000;
 const SHORT: u32 = 3;
+/// The page that `lockstep report` writes.
+const REPORT: &str = "target/tmp/short.html";
 
 const INTRODUCTION: &str = "\
 <!-- Made by `cargo xtask transcripts`; do not edit. -->
 # What you see
 
 These are transcripts from a local cluster of three nodes, made by `cargo xtask transcripts`. `describe` is
-shown from the status on. `lockstep watch` was ended with Ctrl-C where the job goes on.
+shown from the status on. `lockstep watch` and `lockstep logs --follow` were ended with Ctrl-C where the job
+goes on.
 ";
 
 /// Plays all scenes.
@@ -103,7 +105,7 @@ fn pending(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.show(TIGHT, "lenet")?;
     stage.lockstep(&["top", "lenet", "--once", "-n", TIGHT])?;
     let watch = stage.watch(TIGHT, "lenet")?;
-    stage.watched(watch)
+    stage.shown(watch)
 }
 
 fn running(stage: &mut Stage<'_>) -> anyhow::Result<()> {
@@ -117,18 +119,18 @@ fn running(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.lockstep(&["top", "lenet", "--once", "-n", NAMESPACE])?;
     stage.lockstep(&["logs", "lenet", "--tail", "8", "-n", NAMESPACE])?;
     let watch = stage.watch(NAMESPACE, "lenet")?;
-    stage.watched(watch)
+    stage.shown(watch)
 }
 
 fn resizing(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let watch = stage.watch(NAMESPACE, "lenet")?;
-    sleep(Duration::from_secs(1));
+    watch.has_begun()?;
     stage.kubectl(&["-n", NAMESPACE, "scale", "tj", "lenet", "--replicas=3"])?;
     stage.wait(NAMESPACE, "lenet", "the third pod", |status| status["replicas"] == 3)?;
     stage.kubectl(&["-n", NAMESPACE, "get", "tj", "lenet", "-o", "wide"])?;
     stage.lockstep(&["why", "lenet", "-n", NAMESPACE])?;
     stage.wait(NAMESPACE, "lenet", "three members", |status| status["membership"]["worldSize"] == 3)?;
-    stage.watched(watch)?;
+    stage.shown(watch)?;
     stage.describe(NAMESPACE, "lenet")?;
     stage.lockstep(&["top", "lenet", "--once", "-n", NAMESPACE])?;
     stage.cluster.kubectl(&["-n", NAMESPACE, "delete", "tj", "lenet", "--wait=true"]).map(drop)
@@ -141,17 +143,20 @@ fn failing(stage: &mut Stage<'_>) -> anyhow::Result<()> {
         status["phase"] == "Running" && status["replacing"].is_null() && status["lastCheckpoint"].is_object()
     };
     stage.wait(NAMESPACE, "strict", "a checkpoint", trains)?;
+    let logs = stage.meanwhile(&["logs", "strict", "--follow", "--tail", "1", "-n", NAMESPACE])?;
+    logs.has_begun()?;
     // After the second failure the replacement waits for a while.
     stage.cluster.exhaust_memory(NAMESPACE, "strict-worker-1")?;
     stage.wait(NAMESPACE, "strict", "the loss", |status| status["failures"] == 1)?;
     stage.wait(NAMESPACE, "strict", "the replacement", trains)?;
+    stage.shown(logs)?;
     let watch = stage.watch(NAMESPACE, "strict")?;
-    sleep(Duration::from_secs(1));
+    watch.has_begun()?;
     stage.cluster.exhaust_memory(NAMESPACE, "strict-worker-1")?;
     stage.wait(NAMESPACE, "strict", "the second loss", |status| status["failures"] == 2)?;
     stage.show(NAMESPACE, "strict")?;
     stage.lockstep(&["top", "strict", "--once", "-n", NAMESPACE])?;
-    stage.watched(watch)?;
+    stage.shown(watch)?;
     stage.cluster.kubectl(&["-n", NAMESPACE, "delete", "tj", "strict", "--wait=true"]).map(drop)
 }
 
@@ -162,7 +167,7 @@ fn failed(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let watch = stage.watch(NAMESPACE, "greedy")?;
     stage.wait(NAMESPACE, "greedy", "its end", |status| status["phase"] == "Failed")?;
     stage.show(NAMESPACE, "greedy")?;
-    stage.watched(watch)
+    stage.shown(watch)
 }
 
 fn complete(stage: &mut Stage<'_>) -> anyhow::Result<()> {
@@ -171,7 +176,9 @@ fn complete(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.wait(NAMESPACE, "short", "its end", |status| status["phase"] == "Complete")?;
     stage.show(NAMESPACE, "short")?;
     stage.lockstep(&["logs", "short", "--tail", "5", "-n", NAMESPACE])?;
-    stage.watched(watch)
+    stage.lockstep(&["plot", "short", "-n", NAMESPACE])?;
+    stage.lockstep(&["report", "short", "-o", REPORT, "-n", NAMESPACE])?;
+    stage.shown(watch)
 }
 
 /// The cluster, and the page that is written.
@@ -180,11 +187,19 @@ struct Stage<'a> {
     page: String,
 }
 
-/// A `lockstep watch` that runs meanwhile.
-struct Watch {
+/// A command of `lockstep` that runs meanwhile.
+struct Meanwhile {
     child: Child,
     output: PathBuf,
     line: String,
+}
+
+impl Meanwhile {
+    /// Waits until it has printed something.
+    fn has_begun(&self) -> anyhow::Result<()> {
+        let has_printed = || fs::metadata(&self.output).is_ok_and(|file| file.len() > 0);
+        wait_for(&format!("the first line of {}", self.line), PATIENCE, has_printed)
+    }
 }
 
 impl Stage<'_> {
@@ -198,10 +213,15 @@ impl Stage<'_> {
         change: impl Fn(String) -> String,
     ) -> anyhow::Result<()> {
         let example = fs::read_to_string(folders::root().join(EXAMPLE))?;
-        let manifest = example
-            .replacen("name: elastic", &format!("name: {name}"), 1)
-            .replacen("replicas: 2", &format!("replicas: {workers}"), 1)
-            .replace("epochs: 200", &format!("epochs: {epochs}"));
+        let mut manifest = example;
+        for (from, to) in [
+            ("name: elastic", format!("name: {name}")),
+            ("replicas: 2", format!("replicas: {workers}")),
+            ("epochs: 200", format!("epochs: {epochs}")),
+        ] {
+            ensure!(manifest.contains(from), "{EXAMPLE} has no `{from}` any more");
+            manifest = manifest.replacen(from, &to, 1);
+        }
         self.cluster.client().apply_to(namespace, &change(manifest))
     }
 
@@ -236,7 +256,11 @@ impl Stage<'_> {
 
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(folders::target().join("release/lockstep"));
-        command.args(words).env("KUBECONFIG", self.cluster.kubeconfig()).stdin(Stdio::null());
+        command
+            .current_dir(folders::root())
+            .args(words)
+            .env("KUBECONFIG", self.cluster.kubeconfig())
+            .stdin(Stdio::null());
         command
     }
 
@@ -249,24 +273,28 @@ impl Stage<'_> {
     }
 
     /// Begins to watch a job.
-    fn watch(&self, namespace: &str, name: &str) -> anyhow::Result<Watch> {
-        let output = folders::target().join("tmp").join(format!("watch-{name}.txt"));
-        fs::create_dir_all(output.parent().context("a folder")?)?;
-        let file = File::create(&output)?;
-        let words = ["watch", name, "-n", namespace];
-        let child = self.command(&words).stdout(file.try_clone()?).stderr(file).spawn().context("starting lockstep")?;
-        Ok(Watch { child, output, line: format!("lockstep {}", words.join(" ")) })
+    fn watch(&self, namespace: &str, name: &str) -> anyhow::Result<Meanwhile> {
+        self.meanwhile(&["watch", name, "-n", namespace])
     }
 
-    /// Lets a watch go on for a moment, ends it if the job has not, and writes what it showed.
-    fn watched(&mut self, mut watch: Watch) -> anyhow::Result<()> {
-        let ended = wait_for("the end of the watch", WATCHED, || watch.child.try_wait().ok().flatten().is_some());
-        if ended.is_err() {
-            watch.child.kill()?;
-            watch.child.wait()?;
+    fn meanwhile(&self, words: &[&str]) -> anyhow::Result<Meanwhile> {
+        let output = folders::target().join("tmp").join(format!("{}.txt", words.join("-")));
+        fs::create_dir_all(output.parent().context("a folder")?)?;
+        let file = File::create(&output)?;
+        let child = self.command(words).stdout(file.try_clone()?).stderr(file).spawn().context("starting lockstep")?;
+        Ok(Meanwhile { child, output, line: format!("lockstep {}", words.join(" ")) })
+    }
+
+    /// Lets a command go on for a moment, ends it if it does not end by itself, and writes what it
+    /// showed.
+    fn shown(&mut self, mut meanwhile: Meanwhile) -> anyhow::Result<()> {
+        let has_ended = || meanwhile.child.try_wait().ok().flatten().is_some();
+        if wait_for("the end of the command", SHOWN, has_ended).is_err() {
+            meanwhile.child.kill()?;
+            meanwhile.child.wait()?;
         }
-        let shown = fs::read_to_string(&watch.output)?;
-        self.write(&watch.line, &shown);
+        let shown = fs::read_to_string(&meanwhile.output)?;
+        self.write(&meanwhile.line, &shown);
         Ok(())
     }
 
