@@ -120,9 +120,10 @@ fn use_all_rights(client: &Client, namespace: &str) {
     let crds: Vec<Value> = GANGS.iter().map(|(_, group, version)| pod_groups(group, version)).collect();
     let crds = json!({"apiVersion": "v1", "kind": "List", "items": crds}).to_string();
     client.apply(&crds).expect("definitions");
-    let established = ["wait", "--for=condition=Established", "crd"];
-    for (gang, group, _) in GANGS {
-        client.kubectl(&[&established[..], &[&format!("podgroups.{group}")]].concat()).expect("served");
+    for (gang, group, version) in GANGS {
+        // A definition is served some time after it is established.
+        let path = format!("/apis/{group}/{version}/namespaces/{namespace}/podgroups");
+        wait_for("the kind to be served", PATIENCE, || client.kubectl(&["get", "--raw", &path]).is_ok()).expect(group);
         let job = apply(gang, json!({"schedulingPolicy": {"gang": gang}}));
         let words = ["get", &format!("podgroups.{group}"), gang];
         wait_for("the group of a gang", PATIENCE, || {
