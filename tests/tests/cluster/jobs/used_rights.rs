@@ -23,22 +23,23 @@ use super::{
 type Right = (String, String, String);
 
 /// Rights that no request of this test uses, and why the operator has them.
-const UNSEEN: [(&str, &str, &str); 5] = [
+const UNSEEN: [(&str, &str, &str); 6] = [
     // The API server asks for it when an object blocks the deletion of its owner, in clusters with
     // the admission plugin OwnerReferencesPermissionEnforcement.
     ("lockstep.dev", "trainingjobs/finalizers", "update"),
     // A job that was stored before the CRD refused it is read as it is.
     ("lockstep.dev", "trainingjobs", "get"),
+    // This cluster has no such kind: it takes Kubernetes 1.36 with the feature gate GenericWorkload.
+    ("scheduling.k8s.io", "podgroups", "create"),
     // The operator can only grant what it has: the coordinators have these.
     ("lockstep.dev", "traininggroups", "update"),
     ("lockstep.dev", "traininggroups/status", "get"),
     ("lockstep.dev", "traininggroups/status", "patch"),
 ];
 
-/// The back ends of gang scheduling, the groups of their API, and the versions that the operator
-/// tries first.
-const GANGS: [(&str, &str, &str); 4] = [
-    ("native", "scheduling.k8s.io", "v1beta1"),
+/// The back ends of gang scheduling that a cluster gets by an installation, the groups of their
+/// API, and the versions.
+const GANGS: [(&str, &str, &str); 3] = [
     ("volcano", "scheduling.volcano.sh", "v1beta1"),
     ("coscheduling", "scheduling.x-k8s.io", "v1alpha1"),
     ("kai", "scheduling.run.ai", "v2alpha2"),
@@ -117,6 +118,9 @@ fn use_all_rights(client: &Client, namespace: &str) {
         job.wait("whose it is", |status| status.to_string().contains("one that belongs to something else exists"));
     }
 
+    let native = apply("native", json!({"schedulingPolicy": {"gang": "native"}}));
+    native.wait("what the cluster lacks", |status| status.to_string().contains("no PodGroups of scheduling.k8s.io"));
+
     let crds: Vec<Value> = GANGS.iter().map(|(_, group, version)| pod_groups(group, version)).collect();
     let crds = json!({"apiVersion": "v1", "kind": "List", "items": crds}).to_string();
     client.apply(&crds).expect("definitions");
@@ -141,11 +145,7 @@ fn pod_groups(group: &str, version: &str) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": format!("podgroups.{group}"),
-            // Without it the API server refuses groups of Kubernetes itself.
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
+        "metadata": {"name": format!("podgroups.{group}")},
         "spec": {
             "group": group,
             "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
