@@ -118,6 +118,7 @@ fn running(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.show(NAMESPACE, "lenet")?;
     stage.lockstep(&["top", "lenet", "--once", "-n", NAMESPACE])?;
     stage.lockstep(&["logs", "lenet", "--tail", "8", "-n", NAMESPACE])?;
+    stage.lockstep(&["plot", "lenet", "-n", NAMESPACE])?;
     let watch = stage.watch(NAMESPACE, "lenet")?;
     stage.shown(watch)
 }
@@ -176,7 +177,6 @@ fn complete(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.wait(NAMESPACE, "short", "its end", |status| status["phase"] == "Complete")?;
     stage.show(NAMESPACE, "short")?;
     stage.lockstep(&["logs", "short", "--tail", "5", "-n", NAMESPACE])?;
-    stage.lockstep(&["plot", "short", "-n", NAMESPACE])?;
     stage.lockstep(&["report", "short", "-o", REPORT, "-n", NAMESPACE])?;
     stage.shown(watch)
 }

@@ -114,6 +114,13 @@ impl Log {
         log
     }
 
+    /// Returns the number of steps from one line to the next: 1 if the log is whole, more if the
+    /// worker that sent it has thinned it.
+    pub(crate) fn distance(&self) -> u64 {
+        let between = self.steps.windows(2).map(|pair| pair[1].step.saturating_sub(pair[0].step));
+        between.min().unwrap_or(1)
+    }
+
     /// Returns the seconds of each phase of the reporting worker's time.
     pub(crate) fn phases(&self) -> BTreeMap<&str, f64> {
         let mut phases = BTreeMap::new();

@@ -11,8 +11,14 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use kube::{api::GetParams, core::request::Request};
-use lockstep_launch::Ports;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    api::{GetParams, ListParams},
+    core::request::Request,
+};
+use lockstep_api::label;
+use lockstep_launch::{Ports, metrics_log};
+use lockstep_plan::{PodRole, PodSeen, PodState};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -28,6 +34,10 @@ use crate::{
 const AT_ONCE: usize = 32;
 /// The longest wait for a worker's metrics.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Workers that are asked for the metrics log, and the longest wait for one of them, which reads
+/// the whole log.
+const MOST_ASKED: usize = 3;
+const LOG_PATIENCE: Duration = Duration::from_secs(30);
 /// The most bytes of a page that are read.
 const MAX_PAGE: u64 = 1 << 20;
 /// The words before the address in a worker's log.
@@ -56,20 +66,42 @@ impl Scrapes {
 /// Reads the metrics of pods, which takes the user's right to `get` `pods/proxy`.
 pub(crate) async fn of_pods(cluster: &Cluster, pods: &[String]) -> Scrapes {
     let answers = stream::iter(pods.iter().cloned()).map(|pod| async move {
-        let answer = timeout(PATIENCE, of_pod(cluster, &pod)).await;
+        let answer = timeout(PATIENCE, from_pod(cluster, &pod, "/metrics")).await;
         (pod, answer.unwrap_or_else(|_| Err(no_answer())))
     });
     Scrapes::of(answers.buffer_unordered(AT_ONCE).collect().await)
+}
+
+/// Asks the workers of a job for its metrics log, one after another until one has it. A long log
+/// comes thinned.
+///
+/// # Errors
+/// Why there is none, as a part of a sentence.
+pub(crate) async fn log_of(cluster: &Cluster, uid: &str) -> Result<String, String> {
+    let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
+    let pods = cluster.api::<Pod>().list(&of_job).await.map_err(|error| ClusterError(error).to_string())?;
+    let runs = |pod: &PodSeen| pod.role != PodRole::Coordinator && pod.state == PodState::Running;
+    let mut why = "no worker runs that could send the metrics log".to_owned();
+    for pod in pods.iter().filter_map(PodSeen::of).filter(runs).take(MOST_ASKED) {
+        match timeout(LOG_PATIENCE, from_pod(cluster, &pod.name, metrics_log::PATH)).await {
+            Ok(Ok(text)) => return Ok(text),
+            Ok(Err(error)) => why = format!("{} does not send the metrics log: {error}", pod.name),
+            Err(_) => why = format!("{} does not send the metrics log within {LOG_PATIENCE:?}", pod.name),
+        }
+    }
+    Err(why)
 }
 
 fn no_answer() -> String {
     format!("no answer within {PATIENCE:?}")
 }
 
-async fn of_pod(cluster: &Cluster, pod: &str) -> Result<String, String> {
+/// Reads a page of a pod through the API server.
+async fn from_pod(cluster: &Cluster, pod: &str, path: &str) -> Result<String, String> {
     let (namespace, port) = (&cluster.namespace, Ports::POD.metrics);
     let proxy = Request::new(format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy"));
-    let request = proxy.get("metrics", &GetParams::default()).map_err(|error| error.to_string())?;
+    let page = path.trim_start_matches('/');
+    let request = proxy.get(page, &GetParams::default()).map_err(|error| error.to_string())?;
     cluster.client.request_text(request).await.map_err(|error| match error {
         kube::Error::Api(refusal) if refusal.code == 403 => format!(
             "you may not read it: your role needs `get` on `pods/proxy` in namespace {namespace} ({})",

@@ -27,6 +27,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The file that a finished run leaves: a line of JSON for each step and each evaluation.
 pub const METRICS_FILE: &str = "metrics.jsonl";
+/// The path at which a worker serves the log of its run.
+pub const PATH: &str = "/metrics.jsonl";
+/// A served log has at most twice as many steps, and as many evaluations.
+pub const SERVED: usize = 2000;
 const PART: &str = "metrics.jsonl.part-";
 /// A reader starts over if the end of the run merges the parts meanwhile. It gives up after this
 /// many attempts.
@@ -177,11 +181,77 @@ pub fn read_last<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
     }
 }
 
+/// Returns at most `2 · most` lines of the log in order, at even distances: each line as long as
+/// there are fewer, then each second one, each fourth one and so on. Evaluations count by
+/// themselves, and there may be as many of them again. Memory does not grow with the run.
+///
+/// # Errors
+/// Any error of the storage, and `NotFound` if the run has no log.
+pub fn thinned(folder: &Path, most: usize) -> io::Result<String> {
+    let (steps, evaluations) = consistently(|| {
+        let (mut steps, mut evaluations) = (Thinned::new(most), Thinned::new(most));
+        each_line(folder, |line| {
+            let is_evaluation = serde_json::from_slice::<Line>(line).is_ok_and(|line| line.evaluation.is_some());
+            if is_evaluation {
+                evaluations.add(line)
+            } else {
+                steps.add(line)
+            }
+            Ok(())
+        })?;
+        Ok((steps, evaluations))
+    })?;
+    let mut lines: Vec<(u64, Vec<u8>)> = steps.kept.into_iter().chain(evaluations.kept).collect();
+    lines.sort_by_key(|(step, _)| *step);
+    let lines: Vec<u8> = lines.into_iter().flat_map(|(_, line)| [line, vec![b'\n']]).flatten().collect();
+    Ok(String::from_utf8_lossy(&lines).into_owned())
+}
+
+/// Lines at even distances.
+struct Thinned {
+    most: usize,
+    seen: usize,
+    /// Each line of this distance is kept.
+    distance: usize,
+    /// The lines with their steps.
+    kept: Vec<(u64, Vec<u8>)>,
+}
+
+impl Thinned {
+    fn new(most: usize) -> Self {
+        Self { most, seen: 0, distance: 1, kept: Vec::new() }
+    }
+
+    fn add(&mut self, line: &[u8]) {
+        if self.seen.is_multiple_of(self.distance) {
+            let step = serde_json::from_slice::<Line>(line).ok().and_then(|line| line.step).unwrap_or_default();
+            self.kept.push((step, line.to_owned()));
+        }
+        self.seen += 1;
+        if self.kept.len() > 2 * self.most {
+            self.distance *= 2;
+            let mut place = 0;
+            self.kept.retain(|_| {
+                place += 1;
+                place % 2 == 1
+            });
+        }
+    }
+}
+
 /// Writes the whole log to `output`.
 ///
 /// # Errors
 /// Any error of the storage, and `NotFound` if the run has no log.
 pub fn copy(folder: &Path, output: &mut impl Write) -> io::Result<()> {
+    each_line(folder, |line| {
+        output.write_all(line)?;
+        output.write_all(b"\n")
+    })
+}
+
+/// Calls `act` with each line of the log that counts, in order and without its end.
+fn each_line(folder: &Path, mut act: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let files = files(folder, None)?;
     for LogFile { path, counts } in files.iter().rev() {
         let file = match File::open(path) {
@@ -194,8 +264,7 @@ pub fn copy(folder: &Path, output: &mut impl Write) -> io::Result<()> {
         while lines.read_until(b'\n', &mut line)? > 0 {
             let text = line.strip_suffix(b"\n").unwrap_or(&line);
             if counts.include(text) {
-                output.write_all(text)?;
-                output.write_all(b"\n")?;
+                act(text)?;
             }
             line.clear();
         }
@@ -322,6 +391,29 @@ mod tests {
         write(folder.path(), &late, Some(&one), 1, &[2]);
         write(folder.path(), &three, Some(&one), 2, &[3]);
         assert_eq!(told(folder.path()), [(1, 1), (2, 1), (3, 3)]);
+    }
+
+    #[test]
+    fn a_long_log_is_thinned_evenly_and_a_short_one_is_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let steps: Vec<u64> = (1..=1000).collect();
+        write(folder.path(), &part("a", 1), None, 0, &steps);
+        let evaluated = json!({"step": 500, "evaluation": {"accuracy": 0.5}});
+        let path = folder.path().join(part("a", 1).file_name());
+        let text = fs::read_to_string(&path).expect("written");
+        fs::write(&path, format!("{text}{evaluated}\n")).expect("written");
+        let kept = |most: usize| {
+            let text = thinned(folder.path(), most).expect("a log");
+            let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+            let (evaluations, steps): (Vec<Value>, Vec<Value>) = lines.partition(|line| line["evaluation"].is_object());
+            let steps: Vec<u64> = steps.iter().map(|line| line["step"].as_u64().expect("a number")).collect();
+            (steps, evaluations.len())
+        };
+        assert_eq!(kept(500), (steps, 1));
+        let (few, evaluations) = kept(10);
+        assert!((10..=20).contains(&few.len()), "{few:?}");
+        assert!(few.windows(2).all(|pair| pair[1] - pair[0] == few[1] - few[0]), "{few:?}");
+        assert_eq!(evaluations, 1, "an evaluation does not lie between the kept steps by chance");
     }
 
     #[test]

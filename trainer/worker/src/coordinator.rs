@@ -33,7 +33,8 @@ pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
     let text = move || served.text().unwrap_or_default();
     let ready = Arc::new(AtomicBool::new(true));
     let address = SocketAddr::new(launch.address, launch.ports.metrics);
-    let served = serve::serve(address, ready, text).map_err(|error| Failure::fatal(format!("{error:#}")))?;
+    let served = serve::serve(address, ready, text, serve::LogFolder::default())
+        .map_err(|error| Failure::fatal(format!("{error:#}")))?;
     info!("serving metrics={served}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,10 +1,11 @@
-//! The HTTP server of a trainer process: /metrics, /healthz and /readyz. It has a thread of its
-//! own, so training never waits for a scrape.
+//! The HTTP server of a trainer process: /metrics, /metrics.jsonl, /healthz and /readyz. It has a
+//! thread of its own, so training never waits for a scrape.
 
 use std::{
     net::SocketAddr,
+    path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -13,14 +14,20 @@ use std::{
 
 use anyhow::Context as _;
 use axum::{Router, extract::RawQuery, http::StatusCode, routing::get};
-use lockstep_launch::readiness;
-use tokio::time::{Instant, sleep};
+use lockstep_launch::{metrics_log, readiness};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
 
 /// The time between two looks at readiness while a request waits for it.
 const POLL: Duration = Duration::from_millis(50);
 
 /// True once the group is formed.
 pub(crate) type Ready = Arc<AtomicBool>;
+
+/// The folder of the run's metrics log, once it is known. A coordinator knows none.
+pub(crate) type LogFolder = Arc<OnceLock<PathBuf>>;
 
 /// Binds the address and serves until the process ends. `text` returns the metrics.
 ///
@@ -30,6 +37,7 @@ pub(crate) fn serve(
     address: SocketAddr,
     ready: Ready,
     text: impl Fn() -> String + Clone + Send + Sync + 'static,
+    log: LogFolder,
 ) -> anyhow::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind(address)
         .with_context(|| format!("listening for /metrics on {address}: choose another port"))?;
@@ -38,6 +46,7 @@ pub(crate) fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let app = Router::new()
         .route("/metrics", get(move || async move { text() }))
+        .route(metrics_log::PATH, get(move || log_of(log)))
         .route("/healthz", get(|| async { "ok" }))
         .route(readiness::PATH, get(move |RawQuery(query)| is_ready(ready, query)));
     thread::Builder::new().name("metrics".to_owned()).spawn(move || {
@@ -48,6 +57,18 @@ pub(crate) fn serve(
         }
     })?;
     Ok(bound)
+}
+
+/// Returns the run's metrics log, thinned if it is long.
+async fn log_of(folder: LogFolder) -> (StatusCode, String) {
+    let Some(folder) = folder.get().cloned() else {
+        return (StatusCode::NOT_FOUND, "this process knows no metrics log".to_owned());
+    };
+    match spawn_blocking(move || metrics_log::thinned(&folder, metrics_log::SERVED)).await {
+        Ok(Ok(text)) => (StatusCode::OK, text),
+        Ok(Err(error)) => (StatusCode::NOT_FOUND, format!("no metrics log: {error}")),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
 }
 
 /// Answers if the process is ready. Kubernetes warns of every negative answer, so a request that
@@ -86,6 +107,18 @@ mod tests {
         ready.store(true, Ordering::Relaxed);
         assert_eq!(awaited.await.0, StatusCode::OK);
         assert_eq!(answer(&ready, None).await.0, StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn the_metrics_log_is_served_once_its_folder_is_known() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = LogFolder::default();
+        assert_eq!(log_of(Arc::clone(&log)).await.0, StatusCode::NOT_FOUND);
+        log.set(folder.path().to_owned()).expect("set once");
+        assert_eq!(log_of(Arc::clone(&log)).await.0, StatusCode::NOT_FOUND, "nothing is written yet");
+        let line = "{\"step\":1}\n";
+        std::fs::write(folder.path().join(metrics_log::METRICS_FILE), line).expect("written");
+        assert_eq!(log_of(log).await, (StatusCode::OK, line.to_owned()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use crate::{
     membership::{catchup::receive::until_member, session::Session},
     progress::metrics::Metrics,
     saving::protocol::Saver,
-    serve::{self, Ready},
+    serve::{self, LogFolder, Ready},
     signals::Stop,
     storage::{self, Storage, retry::warned_of},
     trainee::Trainee,
@@ -29,6 +29,7 @@ struct Process<'a> {
     metrics: Arc<Metrics>,
     stop: Stop,
     ready: Ready,
+    log: LogFolder,
 }
 
 /// Makes what a worker trains, by its orders.
@@ -39,7 +40,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>, make: &Make<'_>) ->
     allow_connections();
     let stop = Stop::listen().map_err(|error| Failure::retry(format!("{error:#}")))?;
     let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
-    let process = Process { launch, metrics, stop, ready: Ready::default() };
+    let process = Process { launch, metrics, stop, ready: Ready::default(), log: LogFolder::default() };
     process.serve_metrics()?;
     match &launch.task {
         Task::Train(workload) => process.train(workload, replay, make),
@@ -62,14 +63,14 @@ impl Process<'_> {
         let address = SocketAddr::new(self.launch.address, self.launch.ports.metrics);
         let metrics = Arc::clone(&self.metrics);
         let text = move || metrics.text().unwrap_or_default();
-        let served = serve::serve(address, Arc::clone(&self.ready), text);
+        let served = serve::serve(address, Arc::clone(&self.ready), text, Arc::clone(&self.log));
         let served = served.map_err(|error| Failure::fatal(format!("{error:#}")))?;
         info!("serving metrics={served}");
         Ok(())
     }
 
     fn train(&self, workload: &Workload, replay: Option<&Replay>, make: &Make<'_>) -> Result<Ending, Failure> {
-        let Self { launch, metrics, stop, ready } = self;
+        let Self { launch, metrics, stop, ready, log } = self;
         storage::check_variables(launch)?;
         let trainee = make(launch, workload)?;
         metrics.needs_memory(&trainee.memory());
@@ -78,6 +79,7 @@ impl Process<'_> {
         let recipe = Recipe::new(&workload.training, samples.training, last_step);
         let data = Digest::from_bytes(trainee.fingerprint());
         let storage = Storage::open(launch, workload, data)?;
+        log.get_or_init(|| storage.output().to_owned());
         let shards = launch.task.shards(launch.elastic.max_replicas);
         for warning in workload.warnings(launch.elastic.max_replicas) {
             warn!("{warning}");
@@ -102,7 +104,7 @@ impl Process<'_> {
     }
 
     fn measure(&self, collectives: &Collectives, communication: &Communication) -> Result<Ending, Failure> {
-        let Self { launch, metrics, stop, ready } = self;
+        let Self { launch, metrics, stop, ready, log: _ } = self;
         let no_data = Digest::of(b"");
         let nothing = HeldState { step: 0, digest: Digest::NONE, sampler: Sampler { seed: 0, epoch: 0, cursor: 0 } };
         let (session, mut admission) = Session::join(launch, metrics, stop, ready, no_data, nothing)?;

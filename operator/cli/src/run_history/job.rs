@@ -15,6 +15,7 @@ use crate::{
         environment::{Machine, Start},
         folder::metrics_log_of,
     },
+    worker_metrics,
 };
 
 /// The annotation with the manifest that kubectl applied. The page has the manifest anyway.
@@ -22,20 +23,27 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 impl RunHistory {
     /// Reads a job and its group, and the metrics log from the folder `log`: the job's storage,
-    /// mounted or copied.
+    /// mounted or copied. Without a folder a worker sends the log, if one runs.
     ///
     /// # Errors
-    /// There is no such job, or the log cannot be read.
+    /// There is no such job, or the folder cannot be read.
     pub(crate) async fn of_job(cluster: &Cluster, name: &str, log: Option<&Path>) -> anyhow::Result<Self> {
         let job = cluster.job(name).await?.whole()?;
         let group = cluster.api::<TrainingGroup>().get_opt(name).await;
-        let text = log.map(metrics_log_of).transpose()?;
-        Ok(of_objects(job, group.map_err(|error| error.to_string()), text.as_deref()))
+        let text = match log {
+            Some(folder) => Ok(metrics_log_of(folder)?),
+            None => worker_metrics::log_of(cluster, job.metadata.uid.as_deref().unwrap_or_default()).await,
+        };
+        Ok(of_objects(job, group.map_err(|error| error.to_string()), text))
     }
 }
 
-/// Puts a history together. The group may be missing or unreadable.
-fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, log: Option<&str>) -> RunHistory {
+/// Puts a history together. The group may be missing. It and the log may be unreadable.
+fn of_objects(
+    job: TrainingJob,
+    group: Result<Option<TrainingGroup>, String>,
+    log: Result<String, String>,
+) -> RunHistory {
     let name = job.metadata.name.clone().unwrap_or_default();
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
     let status = job.status.clone().unwrap_or_default();
@@ -54,17 +62,25 @@ fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, lo
     if group.changes.first().is_some_and(|oldest| oldest.generation > 1) {
         absent.push("The cluster keeps the newest changes of the group only: the first ones are missing.".to_owned());
     }
-    let log = match log {
-        Some(text) => Log::parse(text),
-        None => {
-            absent.push(format!(
-                "There are no curves: the metrics log lies in the job's storage, in the folder {}. Mount or copy \
-                 that folder and name it with --log.",
-                names::unique(&name, job.metadata.uid.as_deref().unwrap_or_default())
-            ));
+    let folder = format!(
+        "the metrics log lies in the job's storage, in the folder {}. Mount or copy that folder and name it with --log.",
+        names::unique(&name, job.metadata.uid.as_deref().unwrap_or_default())
+    );
+    let mut log = match log {
+        Ok(text) => Log::parse(&text),
+        Err(why) => {
+            absent.push(format!("There are no curves: {why}, and {folder}"));
             Log::default()
         }
     };
+    let distance = log.distance();
+    if distance > 1 {
+        absent.push(format!(
+            "The curves have one step of {distance}, and where the time went and what changes cost is not known: {folder}"
+        ));
+        log.steps.iter_mut().for_each(|step| step.phases.clear());
+    }
+    let costs = if distance > 1 { &[] } else { &log.steps[..] };
     let checkpoints = checkpoints(&status);
     if !checkpoints.is_empty() {
         absent.push("Of the checkpoints only the newest and the best are known here.".to_owned());
@@ -76,7 +92,7 @@ fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, lo
             .flatten()
             .collect::<Vec<_>>()
             .join(", "),
-        changes: with_costs(group.changes, &log.steps),
+        changes: with_costs(group.changes, costs),
         report: group.progress.or_else(|| status.report()),
         starts: started(&status).into_iter().collect(),
         checkpoints,
@@ -178,12 +194,12 @@ mod tests {
 
     #[test]
     fn a_job_without_its_log_tells_what_its_objects_hold_and_where_the_log_lies() {
-        let found = of_objects(job(), Err("forbidden".to_owned()), None);
+        let found = of_objects(job(), Err("forbidden".to_owned()), Err("no worker runs".to_owned()));
         assert_eq!((found.origin.as_str(), found.state.as_str()), ("job ml/lenet", "Failed, BackoffLimitExceeded"));
         assert_eq!(found.report.map(|report| report.total_steps), Some(90));
         assert_eq!(found.checkpoints.len(), 1);
         let absent = found.absent.concat();
-        for part in ["forbidden", "lenet-01234567", "--log"] {
+        for part in ["forbidden", "no curves: no worker runs", "lenet-01234567", "--log"] {
             assert!(absent.contains(part), "{part} in {absent}");
         }
         let manifest = found.manifest.expect("a manifest");
@@ -216,9 +232,16 @@ mod tests {
             ]},
         });
         let group = serde_json::from_value(group).expect("a group");
-        let line = "{\"step\":1,\"generation\":1,\"loss\":1,\"step_seconds\":1,\"time\":\"2026-01-02T03:04:05Z\"}\n";
-        let found = of_objects(job(), Ok(Some(group)), Some(line));
-        assert_eq!((found.changes.len(), found.log.steps.len()), (1, 1));
+        let log = |steps: [u32; 3]| {
+            let line = "\"generation\":1,\"loss\":1,\"step_seconds\":1,\"time\":\"2026-01-02T03:04:05Z\"}\n";
+            Ok(steps.map(|step| format!("{{\"step\":{step},\"phases\":{{\"compute\":1}},{line}")).concat())
+        };
+        let found = of_objects(job(), Ok(Some(group)), log([1, 2, 3]));
+        assert_eq!((found.changes.len(), found.log.steps.len(), found.log.phases().len()), (1, 3, 1));
         assert!(found.absent.concat().contains("the first ones are missing"), "{:?}", found.absent);
+
+        let thinned = of_objects(job(), Ok(None), log([1, 5, 9]));
+        assert_eq!((thinned.log.steps.len(), thinned.log.phases().len()), (3, 0));
+        assert!(thinned.absent.concat().contains("one step of 4"), "{:?}", thinned.absent);
     }
 }

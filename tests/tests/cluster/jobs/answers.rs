@@ -1,4 +1,4 @@
-//! `lockstep why`, `top` and `logs`, with the rights of the cluster's user.
+//! `lockstep why`, `top`, `plot` and `logs`, with the rights of the cluster's user.
 
 use std::{
     fs::{self, File},
@@ -46,8 +46,8 @@ impl<'a> Lockstep<'a> {
         Followed { child: child.expect("lockstep starts"), folder }
     }
 
-    /// Asserts that `top` has a line for both workers, and that `why` finds nothing wrong with
-    /// their training now.
+    /// Asserts that `top` has a line for both workers, that `why` names no worker that is replaced,
+    /// and that `plot` has curves from a worker.
     pub(crate) fn assert_that_both_workers_train(&self) {
         let top = self.output("top", &["--once"]);
         for (worker, heading) in [("lenet-worker-0", "STEP ms"), ("lenet-worker-1", "COMPUTE")] {
@@ -56,6 +56,9 @@ impl<'a> Lockstep<'a> {
         }
         let why = self.output("why", &[]);
         assert!(why.starts_with("lenet ") && why.contains("Next:") && !why.contains("replaced."), "{why}");
+        let curves = self.output("plot", &[]);
+        // Loss, throughput and world size; an efficiency is known a little later.
+        assert!(curves.matches("no values are known").count() <= 1, "{curves}");
     }
 
     fn output(&self, verb: &str, more: &[&str]) -> String {
