@@ -137,6 +137,7 @@ fn waiting_share(binaries: &Path, pictures: &Path) -> anyhow::Result<f64> {
     let mut run = Stopping(run);
     let start = Instant::now();
     let text = loop {
+        // Until the worker serves its metrics it has done no step.
         let text = of_worker(&output, 0).unwrap_or_default();
         if value(&text, "lockstep_steps_total").is_some_and(|steps| steps >= STEPS) {
             break text;

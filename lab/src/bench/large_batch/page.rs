@@ -28,7 +28,9 @@ pub(super) fn write(effort: Effort, rows: &[Row], source: &str, origin: &str) ->
 fn table(rows: &[Row], source: &str, origin: &str) -> Result<String, std::fmt::Error> {
     let batches: Vec<u64> = BATCHES.into_iter().filter(|batch| rows[0].cells.contains_key(batch)).collect();
     let mut text = format!("{source}, {origin}.\n\n| |");
-    batches.iter().for_each(|batch| write!(text, " {batch} |").unwrap_or_default());
+    for batch in &batches {
+        write!(text, " {batch} |")?;
+    }
     writeln!(text, "\n|---|{}", "---|".repeat(batches.len()))?;
     for Row { name, cells } in rows {
         let cell = |batch| cells.get(batch).map_or_else(|| "–".to_owned(), shown);
