@@ -3,9 +3,9 @@
 use std::{error::Error, fmt};
 
 use anyhow::{Context, anyhow};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Client, Config, Resource, config::KubeConfigOptions};
-use lockstep_api::{Phase, TrainingJob, TrainingJobStatus};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::{Api, Client, Config, Resource, api::ListParams, config::KubeConfigOptions};
+use lockstep_api::{Phase, TrainingJob, TrainingJobStatus, label};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -78,6 +78,15 @@ impl Cluster {
     pub(crate) async fn find_job(&self, name: &str) -> anyhow::Result<Option<StoredJob>> {
         let found = self.api::<StoredJob>().get_opt(name).await;
         found.map_err(ClusterError).with_context(|| format!("get the training job {}/{name}", self.namespace))
+    }
+
+    /// Reads the pods of the job with this uid.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub(crate) async fn pods_of(&self, uid: &str) -> Result<Vec<Pod>, ClusterError> {
+        let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
+        Ok(self.api::<Pod>().list(&of_job).await.map_err(ClusterError)?.items)
     }
 }
 

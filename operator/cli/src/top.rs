@@ -11,16 +11,14 @@ use std::{
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::{ResourceExt, api::ListParams};
-use lockstep_api::{Phase, TrainingJobStatus, label};
+use kube::ResourceExt;
+use lockstep_api::{Phase, TrainingJobStatus};
 use lockstep_launch::metrics_log;
-use lockstep_plan::{PodRole, PodSeen, PodState};
 use tokio::time::sleep;
 
 use crate::{
     Outcome,
-    cluster::{self, Cluster, ClusterError, StoredJob, no_job},
+    cluster::{self, Cluster, StoredJob, no_job},
     display::{eprint_line, is_unread, rounded, write},
     metrics_lines::Step,
     run::folder::ReadOnlyFolder,
@@ -152,11 +150,9 @@ async fn look_at_job(cluster: &Cluster, name: &str) -> anyhow::Result<Looked> {
         Ok(job) => job,
         Err(why) => return Ok(Looked::Over(why)),
     };
-    let of_job = ListParams::default().labels(&format!("{}={}", label::JOB_UID, job.uid().unwrap_or_default()));
-    let pods = cluster.api::<Pod>().list(&of_job).await;
-    let pods = pods.map_err(ClusterError).with_context(|| format!("list the pods in namespace {namespace}"))?;
-    let runs = |pod: &PodSeen| pod.role != PodRole::Coordinator && pod.state == PodState::Running;
-    let workers: Vec<String> = pods.iter().filter_map(PodSeen::of).filter(runs).map(|pod| pod.name).collect();
+    let pods = cluster.pods_of(&job.uid().unwrap_or_default()).await;
+    let pods = pods.with_context(|| format!("list the pods in namespace {namespace}"))?;
+    let workers = worker_metrics::running_workers(&pods);
     if workers.is_empty() {
         let phase = job.phase_word();
         bail!("{name} is {phase} and no worker of it runs; `lockstep why {name} -n {namespace}` says more");

@@ -1,5 +1,5 @@
-//! Reads the metrics of a job's workers: through the API server's proxy to a pod, or from the
-//! address that a local worker logged.
+//! Reads what a job's workers serve, their metrics and the metrics log: through the API server's
+//! proxy to a pod, or from the address that a local worker logged.
 
 use std::{
     collections::BTreeMap,
@@ -12,11 +12,7 @@ use std::{
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    api::{GetParams, ListParams},
-    core::request::Request,
-};
-use lockstep_api::label;
+use kube::{api::GetParams, core::request::Request};
 use lockstep_launch::{Ports, metrics_log};
 use lockstep_plan::{PodRole, PodSeen, PodState};
 use tokio::{
@@ -78,18 +74,22 @@ pub(crate) async fn of_pods(cluster: &Cluster, pods: &[String]) -> Scrapes {
 /// # Errors
 /// Why there is none, as a part of a sentence.
 pub(crate) async fn log_of(cluster: &Cluster, uid: &str) -> Result<String, String> {
-    let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
-    let pods = cluster.api::<Pod>().list(&of_job).await.map_err(|error| ClusterError(error).to_string())?;
-    let runs = |pod: &PodSeen| pod.role != PodRole::Coordinator && pod.state == PodState::Running;
+    let pods = cluster.pods_of(uid).await.map_err(|error| error.to_string())?;
     let mut why = "no worker runs that could send the metrics log".to_owned();
-    for pod in pods.iter().filter_map(PodSeen::of).filter(runs).take(MOST_ASKED) {
-        match timeout(LOG_PATIENCE, from_pod(cluster, &pod.name, metrics_log::PATH)).await {
+    for worker in running_workers(&pods).iter().take(MOST_ASKED) {
+        match timeout(LOG_PATIENCE, from_pod(cluster, worker, metrics_log::PATH)).await {
             Ok(Ok(text)) => return Ok(text),
-            Ok(Err(error)) => why = format!("{} does not send the metrics log: {error}", pod.name),
-            Err(_) => why = format!("{} does not send the metrics log within {LOG_PATIENCE:?}", pod.name),
+            Ok(Err(error)) => why = format!("{worker} does not send the metrics log: {error}"),
+            Err(_) => why = format!("{worker} does not send the metrics log within {LOG_PATIENCE:?}"),
         }
     }
     Err(why)
+}
+
+/// Returns the names of the pods whose worker runs.
+pub(crate) fn running_workers(pods: &[Pod]) -> Vec<String> {
+    let runs = |pod: &PodSeen| pod.role != PodRole::Coordinator && pod.state == PodState::Running;
+    pods.iter().filter_map(PodSeen::of).filter(runs).map(|pod| pod.name).collect()
 }
 
 fn no_answer() -> String {

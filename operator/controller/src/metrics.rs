@@ -370,7 +370,7 @@ mod tests {
         }
         let text = metrics.text().expect("text");
         assert!(text.contains("lockstep_jobs_finished_total{reason=\"R\",result=\"Complete\"} 1"), "{text}");
-        // What has not happened is 0, so that the first time is seen as an increase.
+        // A counter of something that has not happened stands at 0. So its first increase is seen.
         let none = "lockstep_jobs_finished_total{reason=\"DeadlineExceeded\",result=\"Failed\"} 0";
         assert!(text.contains(none), "{text}");
     }

@@ -1,5 +1,5 @@
-//! What queries of the boards answer, as promtool computes it from series that are written down
-//! here.
+//! The boards' queries have the right answers to series that are written down here. promtool
+//! computes the answers.
 
 use std::fs;
 

@@ -67,7 +67,8 @@ pub enum PeerFault {
 }
 
 impl PeerFault {
-    pub(crate) const ALL: [Self; 3] = [Self::Closed, Self::Refused, Self::Silent];
+    /// Every fault.
+    pub const ALL: [Self; 3] = [Self::Closed, Self::Refused, Self::Silent];
 
     /// Returns its number in a frame.
     pub(crate) const fn code(self) -> u32 {

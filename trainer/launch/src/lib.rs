@@ -60,7 +60,7 @@ pub use grace::{DEFAULT_GRACE_SECONDS, ShortGrace};
 pub use group_change::{Departure, GroupChange, Reached};
 pub use invalid_field::InvalidField;
 pub use log::StandardError;
-pub use memory::{MemoryLimit, in_words, out_of_memory_kills};
+pub use memory::{AND_MAY_HAVE, MemoryLimit, in_words, out_of_memory_kills};
 pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
 pub use precision::{CONSTANT_ALONE, LossScale, NO_LOSS_SCALE, NO_PRECISION_OF_OWN, Precision};

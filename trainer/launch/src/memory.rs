@@ -10,6 +10,10 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// Version 1 writes about 2^63 if there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
+/// The words between the memory that a worker needs and its limit. A worker leaves both as its
+/// ending before its first step, in case the kernel kills it.
+pub const AND_MAY_HAVE: &str = ", and may have ";
+
 /// The memory that a process may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {

@@ -191,11 +191,11 @@ pub fn thinned(folder: &Path, most: usize) -> io::Result<String> {
     let (steps, evaluations) = consistently(|| {
         let (mut steps, mut evaluations) = (Thinned::new(most), Thinned::new(most));
         each_line(folder, |line| {
-            let is_evaluation = serde_json::from_slice::<Line>(line).is_ok_and(|line| line.evaluation.is_some());
-            if is_evaluation {
-                evaluations.add(line)
-            } else {
-                steps.add(line)
+            match serde_json::from_slice(line) {
+                Ok(Line { step: Some(step), evaluation: Some(_), .. }) => evaluations.add(step, line),
+                Ok(Line { step: Some(step), evaluation: None, .. }) => steps.add(step, line),
+                // Nobody draws it.
+                Ok(Line { step: None, .. }) | Err(_) => {}
             }
             Ok(())
         })?;
@@ -222,9 +222,8 @@ impl Thinned {
         Self { most, seen: 0, distance: 1, kept: Vec::new() }
     }
 
-    fn add(&mut self, line: &[u8]) {
+    fn add(&mut self, step: u64, line: &[u8]) {
         if self.seen.is_multiple_of(self.distance) {
-            let step = serde_json::from_slice::<Line>(line).ok().and_then(|line| line.step).unwrap_or_default();
             self.kept.push((step, line.to_owned()));
         }
         self.seen += 1;

@@ -6,11 +6,8 @@ use anyhow::{Context, anyhow, bail};
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    ResourceExt,
-    api::{ListParams, LogParams},
-};
-use lockstep_api::{TRAINER_CONTAINER, label};
+use kube::{ResourceExt, api::LogParams};
+use lockstep_api::TRAINER_CONTAINER;
 use lockstep_plan::{PodRole, PodSeen};
 
 use super::{
@@ -89,10 +86,8 @@ pub(super) async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Resu
 
 /// Returns the pods whose trainer has begun, which have a log.
 pub(super) async fn begun(cluster: &Cluster, uid: &str) -> anyhow::Result<Vec<(Process, PodSeen)>> {
-    let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
-    let pods = cluster.api::<Pod>().list(&of_job).await;
-    let pods =
-        pods.map_err(ClusterError).with_context(|| format!("list the pods in namespace {}", cluster.namespace))?;
+    let pods = cluster.pods_of(uid).await;
+    let pods = pods.with_context(|| format!("list the pods in namespace {}", cluster.namespace))?;
     let seen = pods.iter().filter_map(PodSeen::of).filter(|pod| pod.started.is_some());
     let with_process = seen.map(|pod| match pod.role {
         PodRole::Coordinator => (Process::Coordinator, pod),

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use jiff::Timestamp;
-use lockstep_launch::{Ending, GroupChange, Progress, Task, lines, metrics_log};
+use lockstep_launch::{AND_MAY_HAVE, Ending, GroupChange, Progress, Task, lines, metrics_log};
 use tokio::time::sleep;
 
 use super::{
@@ -32,8 +32,6 @@ const LATE: f64 = 0.25;
 const MUCH_COMMUNICATION: f64 = 0.25;
 /// Words with which a process says that it was asked to stop.
 const STOPPED: &str = "stopped on request";
-/// Words of the forecast that a worker leaves before its first step, in case memory runs out.
-const FORECAST: &str = ", and may have ";
 /// The beginning of a refusal, which has the words of a forecast too.
 const DOES_NOT_FIT: &str = "spec.model: ";
 /// Changes of the group that an answer names.
@@ -147,8 +145,9 @@ fn over(facts: &RunFacts) -> Finding {
     }
 }
 
+/// True for the forecast that a worker leaves before its first step, in case memory runs out.
 fn is_forecast(message: &str) -> bool {
-    message.contains(FORECAST) && !message.starts_with(DOES_NOT_FIT)
+    message.contains(AND_MAY_HAVE) && !message.starts_with(DOES_NOT_FIT)
 }
 
 /// Describes a run that reached its end.

@@ -13,14 +13,14 @@ use kube::{
     client::Body,
     core::request::Request,
 };
-use lockstep_api::{Phase, TrainingGroup, TrainingJob, label};
+use lockstep_api::{Phase, TrainingGroup, TrainingJob};
 use lockstep_plan::PodSeen;
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use super::facts::{EventSeen, Facts, OperatorSeen, is_worker};
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, ClusterError},
     scrape::{self, BETWEEN_SCRAPES},
     worker_metrics,
 };
@@ -44,8 +44,7 @@ pub(super) async fn observe(cluster: &Cluster, name: &str) -> anyhow::Result<Fac
     let job = current(cluster, name).await?;
     let uid = job.uid().unwrap_or_default();
     let mut unread = Vec::new();
-    let of_job = ListParams::default().labels(&format!("{}={uid}", label::JOB_UID));
-    let pods = list::<Pod>(&cluster.api(), &of_job).await.or_note("pods", &mut unread);
+    let pods = cluster.pods_of(&uid).await.map_err(|ClusterError(error)| error).or_note("pods", &mut unread);
     let (events, is_cut) = all_events(&cluster.api()).await.or_note("events", &mut unread);
     if is_cut {
         unread.push(format!("the namespace has more events than the {} that were read", events.len()));

@@ -54,7 +54,7 @@ fn operator_and_coordinators_use_each_of_their_rights_and_need_no_other() {
     let before = cluster.requests().expect("the audit log").len();
     use_all_rights(client, namespace.name());
 
-    // What the operator did when it was installed is among the older requests.
+    // The older requests include those of the operator when it was installed.
     let requests = cluster.requests().expect("the audit log");
     let operator = format!("system:serviceaccount:{NAMESPACE}:lockstep-operator");
     let coordinator = format!("system:serviceaccount:{}:lockstep-coordinator", namespace.name());

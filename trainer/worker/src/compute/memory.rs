@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use lockstep_launch::{Ending, Launch, MemoryLimit, RecordStore, in_words};
+use lockstep_launch::{AND_MAY_HAVE, Ending, Launch, MemoryLimit, RecordStore, in_words};
 
 use crate::failure::{Failure, leave};
 
@@ -33,7 +33,7 @@ pub(crate) fn check(launch: &Launch, each: &Needs) -> Result<(), Failure> {
     let Some(limit) = MemoryLimit::of_this_process() else { return Ok(()) };
     let in_cluster = launch.store == RecordStore::Kubernetes;
     let needs = Shared { each: *each, workers: if in_cluster { 1 } else { launch.replicas.into() } };
-    let words = format!("{needs}, and may have {limit}; {}", remedy(in_cluster));
+    let words = format!("{needs}{AND_MAY_HAVE}{limit}; {}", remedy(in_cluster));
     if !needs.may_fit(&limit) {
         return Err(Failure::fatal(format!("spec.model: out of memory: the model does not fit: {words}")));
     }

@@ -125,7 +125,7 @@ const fn kind_of(fault: Option<PeerFault>) -> &'static str {
 
 /// Starts every kind at 0: what is not there cannot be seen to grow.
 fn with_all_kinds(errors: IntCounterVec) -> IntCounterVec {
-    for fault in [None, Some(PeerFault::Closed), Some(PeerFault::Refused), Some(PeerFault::Silent)] {
+    for fault in PeerFault::ALL.into_iter().map(Some).chain([None]) {
         errors.with_label_values(&[kind_of(fault)]);
     }
     errors
