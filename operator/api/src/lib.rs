@@ -2,6 +2,7 @@
 //! CRDs. A manifest is parsed into a [`ValidJob`], after which nothing is checked again. There is
 //! no client and no runtime here.
 
+mod columns;
 mod crd;
 mod excluded_node;
 mod group;
@@ -16,6 +17,7 @@ mod template;
 mod valid;
 mod worker_restarts;
 
+pub use columns::JobColumns;
 pub use crd::crds;
 pub use excluded_node::ExcludedNode;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
@@ -23,8 +25,8 @@ pub use job::{
     CleanPodPolicy, FailurePolicy, Gang, MANAGED_BY, SchedulingPolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec,
 };
 pub use status::{
-    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason,
-    TrainerImage, TrainingJobStatus,
+    ConditionType, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason, TrainerImage,
+    TrainingJobStatus,
 };
 pub use valid::ValidJob;
 pub use worker_restarts::WorkerRestarts;

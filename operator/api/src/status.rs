@@ -10,7 +10,7 @@ use lockstep_launch::{
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::{ExcludedNode, WorkerRestarts};
+use crate::{ExcludedNode, JobColumns, WorkerRestarts};
 
 /// The state of the job as the operator sees it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -319,6 +319,15 @@ pub struct JobProgress {
     /// Samples per second of one worker that trains the whole global batch by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alone_samples_per_second: Option<f64>,
+    /// Floating-point operations per second of the whole group, averaged over the newest steps: 6
+    /// for each multiply-accumulate of a sample's forward pass, as backward has twice as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_flops_per_second: Option<f64>,
+    /// Bandwidth of the sums of gradients in bytes per second, averaged over the newest steps, as
+    /// nccl-tests define it: bytes in f32 times 2(n-1)/n, divided by the mean time of the sums
+    /// on the ranks, waits for slower ranks included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_bandwidth_bytes_per_second: Option<f64>,
     /// Mean useful time of the ranks divided by the greatest, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balance: Option<f64>,
@@ -410,39 +419,6 @@ pub struct LostWorker {
     pub counted: bool,
 }
 
-/// Texts for the columns of kubectl get.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct JobColumns {
-    /// Workers that have joined, and workers wanted, as 2/2. For a complete job: the workers that
-    /// saw its end. For a failed job: a dash.
-    pub workers: String,
-    /// The share of the steps that is done, as 43%.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<String>,
-    /// Samples per second of the whole group.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub samples_per_second: Option<String>,
-    /// Scaling efficiency, as 93% or 93% (estimated).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub efficiency: Option<String>,
-    /// Workers that were lost and started again.
-    #[serde(default)]
-    pub restarts: String,
-    /// Load balance and communication efficiency, as 98% x 95%.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parallel: Option<String>,
-    /// Share of the run's time that went into steps that count, as 88%.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub goodput: Option<String>,
-    /// Training loss in nats.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss: Option<String>,
-    /// Time until the last step, as 2m10s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub remaining: Option<String>,
-}
-
 impl TrainingJobStatus {
     /// The newest report, as far as the status holds it.
     #[must_use]
@@ -468,6 +444,8 @@ impl TrainingJobStatus {
             alone_samples_per_second: progress.alone_samples_per_second,
             scaling_efficiency: progress.scaling_efficiency,
             scaling_baseline: progress.scaling_baseline,
+            model_flops_per_second: progress.model_flops_per_second,
+            bus_bandwidth_bytes_per_second: progress.bus_bandwidth_bytes_per_second,
             load_balance: progress.load_balance,
             communication_efficiency: progress.communication_efficiency,
             whole_run: progress.whole_run,

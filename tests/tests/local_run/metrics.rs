@@ -56,6 +56,10 @@ fn promtool_accepts_the_metrics_of_a_worker_and_of_the_job() {
         assert!(text.contains("job_name=\"lenet\"") && text.contains("job_namespace=\"local\""), "{text}");
     }
     assert!(job.contains("link=\"tcp\",wire=\"bf16\""), "link and wire are missing:\n{job}");
+    let [flops, speed] = ["lockstep_model_flops_per_second", "lockstep_throughput_samples_per_second"]
+        .map(|metric| value(&job, metric).expect(metric));
+    // `lockstep summary lenet5` prints the multiply-accumulates of a forward pass.
+    assert!((flops / (6.0 * 416_520.0 * speed) - 1.0).abs() < 1e-9, "{flops} FLOP/s at {speed} samples/s");
     let series = worker.lines().filter(|line| !line.starts_with('#')).count();
     assert!(series <= 70, "one worker serves {series} series:\n{worker}");
     let steps = value(&worker, "lockstep_steps_total");
@@ -159,6 +163,8 @@ fn prometheus_knows_the_phases_and_efficiencies_of_a_job_with_known_times() {
     known.assert("lockstep_load_balance_ratio", 0.75);
     known.assert("lockstep_communication_efficiency_ratio", 0.8);
     known.assert("lockstep_parallel_efficiency_ratio", 0.6);
+    // The sum of the only gradient, a cache line, takes 32 ms on worker 0 and none on worker 1.
+    known.assert("lockstep_allreduce_bus_bandwidth_bytes_per_second", 64.0 / 0.016);
 }
 
 #[test]

@@ -18,7 +18,7 @@ const BOARDS: [(&str, &[&str]); 3] = [
 const OLDEST_SCHEMA: u64 = 39;
 /// Panels that Grafana still ships; "graph", "singlestat" and "table-old" are gone.
 const TYPES: [&str; 8] = ["bargauge", "gauge", "heatmap", "row", "stat", "state-timeline", "table", "timeseries"];
-const UNITS: [&str; 8] = ["Bps", "bytes", "none", "ops", "percentunit", "reqps", "s", "suffix: samples/s"];
+const UNITS: [&str; 9] = ["Bps", "bytes", "flops", "none", "ops", "percentunit", "reqps", "s", "suffix: samples/s"];
 const COLUMNS: u64 = 24;
 /// Variables that Grafana sets by itself.
 const BUILT_IN: [&str; 3] = ["__interval", "__range", "__rate_interval"];

@@ -67,6 +67,15 @@ pub struct Progress {
     /// Figures of the whole run so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_run: Option<WholeRun>,
+    /// Floating-point operations per second of the whole group, averaged over the newest steps: 6
+    /// for each multiply-accumulate of a sample's forward pass, as backward has twice as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_flops_per_second: Option<f64>,
+    /// Bandwidth of the sums of gradients in bytes per second, averaged over the newest steps, as
+    /// nccl-tests define it: bytes in f32 times 2(n-1)/n, divided by the mean time of the sums
+    /// on the ranks, waits for slower ranks included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_bandwidth_bytes_per_second: Option<f64>,
     /// Mean useful time of the ranks divided by the greatest, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balance: Option<f64>,

@@ -56,6 +56,8 @@ pub fn progress(report: &Progress) -> Vec<Sample> {
         (table::GOODPUT_RATIO, run.map(|run| run.goodput_ratio)),
         (table::LOST_WORK, run.map(|run| run.lost_seconds)),
         (table::BASELINE, report.alone_samples_per_second),
+        (table::MODEL_FLOPS, report.model_flops_per_second),
+        (table::BUS_BANDWIDTH, report.bus_bandwidth_bytes_per_second),
         (table::LOAD_BALANCE, report.load_balance),
         (table::COMMUNICATION_EFFICIENCY, report.communication_efficiency),
         (table::PARALLEL_EFFICIENCY, parallel),
@@ -98,10 +100,12 @@ fn direction(before: u32, after: u32) -> &'static str {
 }
 
 /// Figures that hold only while workers train.
-const LIVE: [Metric; 9] = [
+const LIVE: [Metric; 11] = [
     table::ESTIMATED_REMAINING,
     table::WORLD_SIZE,
     table::THROUGHPUT,
+    table::MODEL_FLOPS,
+    table::BUS_BANDWIDTH,
     table::SCALING_EFFICIENCY,
     table::LOAD_BALANCE,
     table::COMMUNICATION_EFFICIENCY,
@@ -257,6 +261,8 @@ mod tests {
             alone_samples_per_second: Some(1.0),
             scaling_efficiency: Some(1.0),
             scaling_baseline: Some(ScalingBaseline::Measured),
+            model_flops_per_second: Some(1.0),
+            bus_bandwidth_bytes_per_second: Some(1.0),
             load_balance: Some(1.0),
             communication_efficiency: Some(1.0),
             estimated_remaining_seconds: Some(1.0),

@@ -64,6 +64,8 @@ fn row(metric: &Metric) -> String {
         Unit::Bytes => "bytes",
         Unit::Ratio => "0 to 1",
         Unit::SamplesPerSecond => "samples/s",
+        Unit::BytesPerSecond => "bytes/s",
+        Unit::FlopsPerSecond => "FLOP/s",
         Unit::Count | Unit::Value => "",
     };
     let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();

@@ -45,6 +45,10 @@ pub enum Unit {
     Ratio,
     /// Samples per second.
     SamplesPerSecond,
+    /// Bytes per second.
+    BytesPerSecond,
+    /// Floating-point operations per second.
+    FlopsPerSecond,
     /// A number of things, or of 0 and 1.
     Count,
     /// A value whose unit depends on the model, such as a loss.
@@ -168,6 +172,10 @@ table! {
         "Samples per second of one worker that trains the whole global batch by itself.";
     SCALING_EFFICIENCY = Job Gauge Ratio "scaling_efficiency_ratio" ["baseline"]
         "Throughput divided by world size times the baseline; the label says whether that was measured or estimated.";
+    MODEL_FLOPS = Job Gauge FlopsPerSecond "model_flops_per_second" []
+        "Floating-point operations per second of the whole group: 6 for each multiply-accumulate of a sample's forward pass, as backward has twice as many.";
+    BUS_BANDWIDTH = Job Gauge BytesPerSecond "allreduce_bus_bandwidth_bytes_per_second" []
+        "Bandwidth of the sums of gradients as nccl-tests define it: their bytes in f32 times 2(n-1)/n, divided by the mean time of the sums on the ranks, waits for slower ranks included.";
     LOAD_BALANCE = Job Gauge Ratio "load_balance_ratio" []
         "Mean useful time of the ranks divided by the greatest.";
     COMMUNICATION_EFFICIENCY = Job Gauge Ratio "communication_efficiency_ratio" []

@@ -79,6 +79,11 @@ pub trait Trainee {
         None
     }
 
+    /// The floating-point operations of a sample's forward and backward pass, if known.
+    fn flops(&self) -> Option<f64> {
+        None
+    }
+
     /// The memory of this trainee's devices in bytes, by kind: weights, gradients, optimizer,
     /// activations, samples.
     fn memory(&self) -> Vec<(&'static str, u64)> {

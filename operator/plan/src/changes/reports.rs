@@ -153,6 +153,9 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         gradient_noise_scale: figure(reported.gradient_noise_scale).or(group.gradient_noise_scale),
         samples_per_second: figure(reported.samples_per_second).or(group.samples_per_second),
         alone_samples_per_second: figure(reported.alone_samples_per_second).or(last.alone_samples_per_second),
+        model_flops_per_second: figure(reported.model_flops_per_second).or(group.model_flops_per_second),
+        bus_bandwidth_bytes_per_second: figure(reported.bus_bandwidth_bytes_per_second)
+            .or(group.bus_bandwidth_bytes_per_second),
         load_balance,
         communication_efficiency,
         parallel_efficiency: load_balance

@@ -364,9 +364,19 @@ impl TrainingState {
         self.trainee.queued()
     }
 
+    /// Returns the floating-point operations of a sample's forward and backward pass, if known.
+    pub(crate) fn flops(&self) -> Option<f64> {
+        self.trainee.flops()
+    }
+
     /// Returns the ranges of the gradient arena in the order in which backward completes them.
     pub(crate) fn ready_order(&self) -> Vec<Range<usize>> {
         self.trainee.ready_order()
+    }
+
+    /// Returns the number of gradients of a step.
+    pub(crate) fn gradient_count(&self) -> usize {
+        self.trainee.ready_order().iter().map(|range| range.end).max().unwrap_or(0)
     }
 
     /// Returns the number of buckets of a step.

@@ -39,6 +39,8 @@ struct TrainedNetwork {
     /// The weights to begin with, if the manifest names any.
     initial: Option<InitialWeights>,
     micro_batch: usize,
+    /// Multiply-accumulates of one sample's forward pass.
+    macs: usize,
     needs: Needs,
     /// True if micro-batches consist of whole virtual shards.
     whole_shards: bool,
@@ -112,6 +114,7 @@ impl TrainedNetwork {
             description,
             initial: workload.model.weights.clone(),
             micro_batch,
+            macs: network.summary().macs(),
             needs,
             whole_shards: model::computes_over_shards(network),
             shares: None,
@@ -212,6 +215,12 @@ impl Trainee for TrainedNetwork {
 
     fn queued(&self) -> Option<usize> {
         Some(self.loaders.iter().map(Loader::ready).sum())
+    }
+
+    /// A multiply-accumulate is two operations, and backward has two for each of forward: one for
+    /// the gradients of weights, one for those of inputs.
+    fn flops(&self) -> Option<f64> {
+        Some(6.0 * self.macs as f64)
     }
 
     fn memory(&self) -> Vec<(&'static str, u64)> {

@@ -52,6 +52,7 @@ use crate::{
     },
     progress::phase_clock::Phase,
     step::{
+        bus_bandwidth::BusBandwidth,
         efficiency::Meter,
         gradient_noise::GradientNoise,
         step_sync::{
@@ -96,6 +97,7 @@ pub(crate) struct Rank<'a> {
     /// it.
     waited: Duration,
     meter: Meter,
+    bus_bandwidth: BusBandwidth,
     noise: GradientNoise,
     /// As last measured.
     gradient_norm: Option<f64>,
@@ -136,6 +138,7 @@ impl<'a> Rank<'a> {
             session.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
         }
         let meter = Meter::new(shares, state.alone);
+        let bus_bandwidth = BusBandwidth::new(state.gradient_count(), world);
         let times = agreed.is_open.then(|| StepTimes::of(agreed.plan.buckets().len(), agreed.measures));
         Ok(Self {
             state,
@@ -154,6 +157,7 @@ impl<'a> Rank<'a> {
             last_end: Instant::now(),
             waited: Duration::ZERO,
             meter,
+            bus_bandwidth,
             noise: GradientNoise::new(sees_own),
             gradient_norm: None,
             gradient_noise_scale: None,
@@ -261,6 +265,7 @@ impl<'a> Rank<'a> {
             square: self.noise.told((share.end - share.start) as f64 / step.samples as f64),
             useful,
             waited: mem::take(&mut self.waited),
+            summing: self.collectives.statistics().busy.saturating_sub(self.counted.busy),
         };
         told.put(&mut self.numbers, self.rank, self.world);
         if !carries {
@@ -402,6 +407,8 @@ impl<'a> Rank<'a> {
             samples_per_second: speed,
             scaling_efficiency: scaling.map(|(efficiency, _)| efficiency),
             scaling_baseline: scaling.map(|(_, source)| source),
+            model_flops_per_second: self.state.flops().zip(speed).map(|(flops, speed)| flops * speed),
+            bus_bandwidth_bytes_per_second: self.bus_bandwidth.bytes_per_second(),
             load_balance: efficiency.map(|efficiency| efficiency.load_balance),
             communication_efficiency: efficiency.map(|efficiency| efficiency.communication),
             estimated_remaining_seconds: speed.filter(|speed| *speed > 0.0).map(|speed| left / speed),

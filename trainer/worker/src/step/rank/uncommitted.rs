@@ -196,6 +196,7 @@ impl Rank<'_> {
         let longer = Duration::try_from_secs_f32(longest - useful[self.rank]).unwrap_or_default();
         self.session.metrics.phases.was_for_ranks(longer);
         self.meter.record(Step { samples, wall: line.step_seconds, useful: sums.useful().to_vec() });
+        self.bus_bandwidth.record(sums.summing());
         if let Some(square) = square.filter(|_| !line.skipped) {
             let shares = shares(samples, self.seat, self.world);
             self.gradient_norm = Some(square.sqrt());

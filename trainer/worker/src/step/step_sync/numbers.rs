@@ -21,12 +21,12 @@ const WINDOW: Range<usize> = SAVING.end..SAVING.end + Fingerprint::SLOTS;
 const WHOLE: Range<usize> = WINDOW.end..WINDOW.end + Fingerprint::SLOTS;
 /// The squared norms of the mean gradients over the ranks' shares.
 const SQUARES: usize = WHOLE.end;
-/// The useful seconds of each rank, then the seconds that each rank waited.
+/// The useful seconds of each rank, then the seconds that each rank waited, then those of its sums.
 const SECONDS: usize = SQUARES + 1;
 
 /// Returns the number of slots of a step with `world` ranks.
 pub(crate) const fn slots(world: usize) -> usize {
-    SECONDS + 2 * world
+    SECONDS + 3 * world
 }
 
 /// The facts that one rank tells about a step that it has done.
@@ -46,13 +46,15 @@ pub(crate) struct Told {
     pub useful: Duration,
     /// The time that this rank waited for numbers of earlier steps that travelled alone.
     pub waited: Duration,
+    /// The time in which this rank's sums were under way.
+    pub summing: Duration,
 }
 
 impl Told {
     /// Replaces `numbers` by the slots of `rank` among `world` ranks. The slots of [`Trained`] are
     /// 0.
     pub(crate) fn put(self, numbers: &mut Vec<f32>, rank: usize, world: usize) {
-        let Self { halt, knows_newcomer, checkpoint, window, whole, square, useful, waited } = self;
+        let Self { halt, knows_newcomer, checkpoint, window, whole, square, useful, waited, summing } = self;
         numbers.clear();
         numbers.resize(slots(world), 0.0);
         match halt {
@@ -65,8 +67,9 @@ impl Told {
         numbers[WINDOW].copy_from_slice(&window.slots());
         numbers[WHOLE].copy_from_slice(&whole.slots());
         numbers[SQUARES] = square;
-        numbers[SECONDS + rank] = useful.as_secs_f32();
-        numbers[SECONDS + world + rank] = waited.as_secs_f32();
+        for (index, seconds) in [useful, waited, summing].into_iter().enumerate() {
+            numbers[SECONDS + index * world + rank] = seconds.as_secs_f32();
+        }
     }
 }
 
@@ -117,12 +120,21 @@ impl<'a> Sums<'a> {
 
     /// Returns the useful seconds of each rank.
     pub(crate) fn useful(self) -> &'a [f32] {
-        &self.numbers[SECONDS..SECONDS + self.world]
+        self.seconds(0)
     }
 
     /// Returns the seconds that each rank waited for numbers of earlier steps.
     pub(crate) fn waited(self) -> &'a [f32] {
-        &self.numbers[SECONDS + self.world..]
+        self.seconds(1)
+    }
+
+    /// Returns the seconds in which each rank's sums were under way.
+    pub(crate) fn summing(self) -> &'a [f32] {
+        self.seconds(2)
+    }
+
+    fn seconds(self, index: usize) -> &'a [f32] {
+        &self.numbers[SECONDS + index * self.world..][..self.world]
     }
 }
 
@@ -161,6 +173,7 @@ mod tests {
             square: 1.5,
             useful: seconds(500),
             waited: seconds(125),
+            summing: seconds(750),
         };
         let other = Told { useful: seconds(250), waited: seconds(0), ..one };
         let trained = [
@@ -174,6 +187,7 @@ mod tests {
         assert_eq!(sums.checkpoint(), one.checkpoint);
         assert_eq!(sums.squares(), 3.0);
         assert_eq!((sums.useful(), sums.waited()), (&[0.5, 0.25][..], &[0.125, 0.0][..]));
+        assert_eq!(sums.summing(), [0.75, 0.75]);
         assert!(sums.all_hold(window, whole));
         assert!(!sums.all_hold(whole, whole) && !sums.all_hold(window, window));
     }
