@@ -2,6 +2,7 @@
 import { createRoot } from 'react-dom/client';
 import { createTheme, getDisplayProcessor, FieldType, ThemeContext, dateTime, toDataFrame, classicColors } from '@grafana/data';
 import { TimeSeries, BigValue, BigValueColorMode, BigValueGraphMode, BigValueTextMode, PanelChrome, Table, GlobalStyles, PortalContainer } from '@grafana/ui';
+import { annotated, Marks, Names } from './annotations.jsx';
 
 const theme = createTheme({ colors: { mode: 'dark' } });
 const named = (legend, labels) => legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, key) => labels[key] ?? '');
@@ -62,7 +63,7 @@ function rows(panel, answers) {
   return frame;
 }
 
-function Content({ panel, answers, from, to, width, height }) {
+function Content({ panel, answers, annotations, from, to, width, height }) {
   const all = frames(panel, answers);
   if (all.length === 0) return <div data-empty={panel.title} style={{ color: '#888', padding: 8 }}>no values</div>;
   if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
@@ -74,13 +75,14 @@ function Content({ panel, answers, from, to, width, height }) {
   }
   return <TimeSeries frames={all} structureRev={1} width={width} height={height} timeZone="utc"
     timeRange={{ from: dateTime(from * 1000), to: dateTime(to * 1000), raw: { from: dateTime(from * 1000), to: dateTime(to * 1000) } }}
-    legend={panel.options.legend} options={{}} />;
+    legend={panel.options.legend} options={{}}>{config => <Marks config={config} annotations={annotations} />}</TimeSeries>;
 }
 
 function Board({ board, answers }) {
   const cell = 1600 / 24;
   const times = answers.flatMap(answer => answer.series.flatMap(series => series.values.map(([at]) => at)));
   const [from, to] = times.reduce(([least, most], at) => [Math.min(least, at), Math.max(most, at)], [Infinity, -Infinity]);
+  const annotations = annotated(board, answers, theme);
   const bottom = Math.max(...board.panels.map(({ gridPos }) => gridPos.y + gridPos.h));
   return <ThemeContext.Provider value={theme}><GlobalStyles /><PortalContainer />
     <div style={{ position: 'relative', width: 1600, height: bottom * ROW + 8, fontFamily: 'DejaVu Sans' }}>
@@ -89,9 +91,10 @@ function Board({ board, answers }) {
         const place = { position: 'absolute', left: x * cell + 4, top: y * ROW + 4 };
         if (panel.type === 'row') return <div key={panel.id} style={{ ...place, color: '#ccc', fontWeight: 600 }}>▾ {panel.title}</div>;
         return <div key={panel.id} style={place}><PanelChrome title={panel.title} width={w * cell - 8} height={h * ROW - 8}>
-          {(width, height) => <Content panel={panel} answers={answers.filter(answer => answer.panel === panel.title)} from={from} to={to} width={width} height={height} />}
+          {(width, height) => <Content panel={panel} answers={answers.filter(answer => answer.panel === panel.title)} annotations={annotations} from={from} to={to} width={width} height={height} />}
         </PanelChrome></div>;
       })}
+      <Names annotations={annotations} />
     </div></ThemeContext.Provider>;
 }
 
