@@ -177,6 +177,7 @@ fn complete(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.wait(NAMESPACE, "short", "its end", |status| status["phase"] == "Complete")?;
     stage.show(NAMESPACE, "short")?;
     stage.lockstep(&["logs", "short", "--tail", "5", "-n", NAMESPACE])?;
+    stage.lockstep(&["plot", "short", "-n", NAMESPACE])?;
     stage.lockstep(&["report", "short", "-o", REPORT, "-n", NAMESPACE])?;
     stage.shown(watch)
 }

@@ -7,6 +7,7 @@ import { annotated, Marks, Names } from './annotations.jsx';
 const theme = createTheme({ colors: { mode: 'dark' } });
 const named = (legend, labels) => legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, key) => labels[key] ?? '');
 const ROW = 34;
+const finite = text => Number.isFinite(parseFloat(text)) ? parseFloat(text) : null;
 
 function configured(panel, name) {
   const values = structuredClone(panel.fieldConfig.defaults);
@@ -32,7 +33,7 @@ function frames(panel, answers) {
     const color = { mode: 'fixed', fixedColor: classicColors[index % classicColors.length] };
     const frame = toDataFrame({ fields: [
       { name: 'Time', type: FieldType.time, values: values.map(([at]) => at * 1000), config: {} },
-      { name, type: FieldType.number, values: values.map(([, value]) => parseFloat(value)), labels: {},
+      { name, type: FieldType.number, values: values.map(([, value]) => finite(value)), labels: {},
         config: { ...config, displayName: name, color, custom } }] });
     frame.fields[1].state = { seriesIndex: index++ };
     frame.fields.forEach(field => { field.display = getDisplayProcessor({ field, theme, timeZone: 'utc' }); });
@@ -69,7 +70,7 @@ function Content({ panel, answers, annotations, from, to, width, height }) {
   if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
-    const value = field.display(field.values.findLast(value => !Number.isNaN(value)));
+    const value = field.display(field.values.findLast(value => value !== null));
     return <BigValue theme={theme} width={width} height={height} value={{ ...value, title: field.config.displayName, color: '#73bf69' }} colorMode={BigValueColorMode.Value}
       graphMode={BigValueGraphMode.None} textMode={panel.options.textMode === 'name' ? BigValueTextMode.Name : BigValueTextMode.Value} />;
   }

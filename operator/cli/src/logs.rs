@@ -1,5 +1,6 @@
 //! `lockstep logs`: the logs of all processes of a job or a run, merged by time.
 
+mod curve;
 mod follow;
 mod line;
 mod local;
@@ -18,6 +19,7 @@ use crate::{
     target::Target,
 };
 
+pub(crate) use curve::curve;
 pub(crate) use line::readable;
 use line::{LogLine, Process, merged};
 use paint::Paint;

@@ -1,6 +1,7 @@
 //! Everything that others read about a run: metrics, the metrics log, and reports.
 
 pub(crate) mod job_metrics;
+mod log_lines;
 pub(crate) mod metrics;
 pub(crate) mod metrics_log;
 pub(crate) mod phase_clock;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Checkpoint, Log, RunHistory, with_costs};
 use crate::{
     cluster::Cluster,
+    logs,
     metrics_lines::Figures,
     run::{
         environment::{Machine, Start},
@@ -30,20 +31,39 @@ impl RunHistory {
     pub(crate) async fn of_job(cluster: &Cluster, name: &str, log: Option<&Path>) -> anyhow::Result<Self> {
         let job = cluster.job(name).await?.whole()?;
         let group = cluster.api::<TrainingGroup>().get_opt(name).await;
-        let text = match log {
-            Some(folder) => Ok(metrics_log_of(folder)?),
-            None => worker_metrics::log_of(cluster, job.metadata.uid.as_deref().unwrap_or_default()).await,
+        let steps = match log {
+            Some(folder) => Steps::MetricsLog(metrics_log_of(folder)?),
+            None => told(cluster, name, job.metadata.uid.as_deref().unwrap_or_default()).await,
         };
-        Ok(of_objects(job, group.map_err(|error| error.to_string()), text))
+        Ok(of_objects(job, group.map_err(|error| error.to_string()), steps))
+    }
+}
+
+/// Where the steps of a job come from.
+enum Steps {
+    /// The text of its metrics log, whole or thinned.
+    MetricsLog(String),
+    /// Lines in the logs of its pods.
+    PodLogs(Log),
+    /// Nowhere, for this reason.
+    Unknown(String),
+}
+
+/// Asks the workers of a job for its metrics log. If none runs, the logs of its pods tell some
+/// steps.
+async fn told(cluster: &Cluster, name: &str, uid: &str) -> Steps {
+    match worker_metrics::log_of(cluster, uid).await {
+        Ok(text) => Steps::MetricsLog(text),
+        Err(why) => match logs::curve(cluster, name).await {
+            Ok(log) if !log.steps.is_empty() => Steps::PodLogs(log),
+            Ok(_) => Steps::Unknown(why),
+            Err(error) => Steps::Unknown(format!("{why}, its pods have no logs ({error:#})")),
+        },
     }
 }
 
 /// Puts a history together. The group may be missing. It and the log may be unreadable.
-fn of_objects(
-    job: TrainingJob,
-    group: Result<Option<TrainingGroup>, String>,
-    log: Result<String, String>,
-) -> RunHistory {
+fn of_objects(job: TrainingJob, group: Result<Option<TrainingGroup>, String>, steps: Steps) -> RunHistory {
     let name = job.metadata.name.clone().unwrap_or_default();
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
     let status = job.status.clone().unwrap_or_default();
@@ -66,21 +86,31 @@ fn of_objects(
         "the metrics log lies in the job's storage, in the folder {}. Mount or copy that folder and name it with --log.",
         names::unique(&name, job.metadata.uid.as_deref().unwrap_or_default())
     );
-    let mut log = match log {
-        Ok(text) => Log::parse(&text),
-        Err(why) => {
+    let unknown = "where the time went and what changes cost is not known";
+    let mut is_whole = false;
+    let mut log = match steps {
+        Steps::MetricsLog(text) => {
+            let log = Log::parse(&text);
+            let distance = log.distance();
+            is_whole = distance <= 1;
+            if !is_whole {
+                absent.push(format!("The curves have one step of {distance}, and {unknown}: {folder}"));
+            }
+            log
+        }
+        Steps::PodLogs(log) => {
+            absent.push(format!("The curves have the steps in the logs of its pods, and {unknown}: {folder}"));
+            log
+        }
+        Steps::Unknown(why) => {
             absent.push(format!("There are no curves: {why}, and {folder}"));
             Log::default()
         }
     };
-    let distance = log.distance();
-    if distance > 1 {
-        absent.push(format!(
-            "The curves have one step of {distance}, and where the time went and what changes cost is not known: {folder}"
-        ));
+    if !is_whole {
         log.steps.iter_mut().for_each(|step| step.phases.clear());
     }
-    let costs = if distance > 1 { &[] } else { &log.steps[..] };
+    let costs = if is_whole { &log.steps[..] } else { &[] };
     let checkpoints = checkpoints(&status);
     if !checkpoints.is_empty() {
         absent.push("Of the checkpoints only the newest and the best are known here.".to_owned());
@@ -194,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_job_without_its_log_tells_what_its_objects_hold_and_where_the_log_lies() {
-        let found = of_objects(job(), Err("forbidden".to_owned()), Err("no worker runs".to_owned()));
+        let found = of_objects(job(), Err("forbidden".to_owned()), Steps::Unknown("no worker runs".to_owned()));
         assert_eq!((found.origin.as_str(), found.state.as_str()), ("job ml/lenet", "Failed, BackoffLimitExceeded"));
         assert_eq!(found.report.map(|report| report.total_steps), Some(90));
         assert_eq!(found.checkpoints.len(), 1);
@@ -234,7 +264,8 @@ mod tests {
         let group = serde_json::from_value(group).expect("a group");
         let log = |steps: [u32; 3]| {
             let line = "\"generation\":1,\"loss\":1,\"step_seconds\":1,\"time\":\"2026-01-02T03:04:05Z\"}\n";
-            Ok(steps.map(|step| format!("{{\"step\":{step},\"phases\":{{\"compute\":1}},{line}")).concat())
+            let lines = steps.map(|step| format!("{{\"step\":{step},\"phases\":{{\"compute\":1}},{line}"));
+            Steps::MetricsLog(lines.concat())
         };
         let found = of_objects(job(), Ok(Some(group)), log([1, 2, 3]));
         assert_eq!((found.changes.len(), found.log.steps.len(), found.log.phases().len()), (1, 3, 1));
@@ -243,5 +274,10 @@ mod tests {
         let thinned = of_objects(job(), Ok(None), log([1, 5, 9]));
         assert_eq!((thinned.log.steps.len(), thinned.log.phases().len()), (3, 0));
         assert!(thinned.absent.concat().contains("one step of 4"), "{:?}", thinned.absent);
+
+        let Steps::MetricsLog(text) = log([1, 2, 3]) else { unreachable!("made above") };
+        let from_pods = of_objects(job(), Ok(None), Steps::PodLogs(Log::parse(&text)));
+        assert_eq!((from_pods.log.steps.len(), from_pods.log.phases().len()), (3, 0));
+        assert!(from_pods.absent.concat().contains("the logs of its pods"), "{:?}", from_pods.absent);
     }
 }

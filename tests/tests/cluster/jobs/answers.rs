@@ -15,26 +15,27 @@ use crate::shared::PATIENCE;
 /// The file of the lines that were shown.
 const LINES: &str = "lines";
 
-/// `lockstep` about the job `lenet` of a namespace.
+/// `lockstep` about a job of a namespace.
 pub(crate) struct Lockstep<'a> {
     client: &'a Client,
     namespace: &'a str,
+    job: &'a str,
 }
 
-/// `lockstep logs lenet --follow`, until it is dropped.
+/// `lockstep logs JOB --follow`, until it is dropped.
 pub(crate) struct Followed {
     child: Child,
     folder: tempfile::TempDir,
 }
 
 impl<'a> Lockstep<'a> {
-    pub(crate) fn of(client: &'a Client, namespace: &'a str) -> Self {
-        Self { client, namespace }
+    pub(crate) fn of(client: &'a Client, namespace: &'a str, job: &'a str) -> Self {
+        Self { client, namespace, job }
     }
 
     fn command(&self, verb: &str, more: &[&str]) -> Command {
         let mut command = Command::new(products().join("lockstep"));
-        command.args([verb, "lenet", "-n", self.namespace]).args(more).env("KUBECONFIG", self.client.kubeconfig());
+        command.args([verb, self.job, "-n", self.namespace]).args(more).env("KUBECONFIG", self.client.kubeconfig());
         command
     }
 
@@ -56,8 +57,13 @@ impl<'a> Lockstep<'a> {
         }
         let why = self.output("why", &[]);
         assert!(why.starts_with("lenet ") && why.contains("Next:") && !why.contains("replaced."), "{why}");
+        self.assert_that_plot_has_curves();
+    }
+
+    /// Asserts that `plot` has loss, throughput and world size. An efficiency is known a little
+    /// later.
+    pub(crate) fn assert_that_plot_has_curves(&self) {
         let curves = self.output("plot", &[]);
-        // Loss, throughput and world size; an efficiency is known a little later.
         assert!(curves.matches("no values are known").count() <= 1, "{curves}");
     }
 

@@ -55,7 +55,7 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
     let survivor = job.uid_of("lenet-worker-0");
-    let lockstep = Lockstep::of(client, namespace.name());
+    let lockstep = Lockstep::of(client, namespace.name(), "lenet");
     let logs = lockstep.follow();
     logs.wait_for(&["worker-0 ", "worker-1 ", "coordinator ", "group formed"]);
     cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");

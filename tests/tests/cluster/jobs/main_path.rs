@@ -8,6 +8,7 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
+    answers::Lockstep,
     installed::{cluster, cluster_alone},
     job::{Job, example, glyphs},
 };
@@ -53,6 +54,8 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     }
     let workers = job.columns().into_iter().find(|(head, _)| head == "WORKERS").map(|(_, shown)| shown);
     assert_eq!(workers.as_deref(), Some("2/2"), "the workers of a complete job");
+    // No worker runs that could send its metrics log: the logs of the pods tell the curves.
+    Lockstep::of(client, namespace.name(), "mnist").assert_that_plot_has_curves();
 
     job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);
     wait_for("the job's objects to be gone", PATIENCE, || {

@@ -15,6 +15,7 @@ use lockstep_launch::{
 use tracing::{info, warn};
 
 use super::{
+    log_lines::{self, LogLines},
     metrics_log::{Kept, MetricsLog, NotWritten, Turn},
     phase_clock::{PhaseClock, PhaseNews},
 };
@@ -44,6 +45,7 @@ pub(crate) struct Reporter<'a> {
     lines_wait: bool,
     progress: Progress,
     reported: Option<Instant>,
+    lines: LogLines,
     /// The step of the newest checkpoint that this worker knows.
     saved_step: u64,
 }
@@ -123,6 +125,7 @@ impl<'a> Reporter<'a> {
             lines_wait: false,
             progress,
             reported: None,
+            lines: LogLines::begin(Instant::now()),
             saved_step: start.saved_step,
         };
         reporter.make_up(start, kept)?;
@@ -171,6 +174,7 @@ impl<'a> Reporter<'a> {
         let phases = self.phases.take(line.step == figures.total_steps, Instant::now());
         let reported = ReportedLine::new(line, &figures, phases);
         self.log.write(&reported).map_err(not_logged)?;
+        self.lines.step(line, &figures, Instant::now());
         self.progress = Progress {
             evaluation_loss: self.progress.evaluation_loss,
             accuracy: self.progress.accuracy,
@@ -198,6 +202,7 @@ impl<'a> Reporter<'a> {
     /// Writes the line of an evaluation, and reports it at once.
     pub(crate) fn evaluated(&mut self, line: &EvaluationLine) -> Result<(), Failure> {
         self.write(line)?;
+        log_lines::evaluation(line.step, &line.evaluation);
         self.progress.evaluation_loss = Some(line.evaluation.loss);
         self.progress.accuracy = Some(line.evaluation.accuracy);
         self.progress.mean_iou = line.evaluation.mean_iou;

@@ -1,0 +1,121 @@
+//! The curve of a job as the logs of its pods tell it: lines of progress and evaluations.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Wanted,
+    line::{LogLine, merged},
+    pods,
+};
+use crate::{
+    cluster::Cluster,
+    metrics_lines::{Evaluation, Figures, Step},
+    run_history::Log,
+};
+
+/// Reads the curve from the logs of the pods that are still there.
+///
+/// # Errors
+/// No log can be read.
+pub(crate) async fn curve(cluster: &Cluster, name: &str) -> anyhow::Result<Log> {
+    Ok(of_lines(&merged(pods::read(cluster, name, &Wanted::default()).await?)))
+}
+
+/// Reads the lines in order. A step that was done again counts once, as it was the last time.
+fn of_lines(lines: &[LogLine]) -> Log {
+    let mut log = Log::default();
+    for line in lines {
+        if let Some(step) = step(line) {
+            log.steps.retain(|before: &Step| before.step < step.step);
+            log.evaluations.retain(|before: &Evaluation| before.step <= step.step);
+            log.steps.push(step);
+        } else if let Some(evaluation) = evaluation(line) {
+            log.evaluations.retain(|before: &Evaluation| before.step < evaluation.step);
+            log.evaluations.push(evaluation);
+        }
+    }
+    log
+}
+
+fn step(line: &LogLine) -> Option<Step> {
+    let fields = fields(line, "progress")?;
+    let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
+    Some(Step {
+        step: fields.get("step")?.parse().ok()?,
+        epoch: 0,
+        generation: fields.get("generation")?.parse().ok()?,
+        world_size: fields.get("world")?.parse().ok()?,
+        loss: number("loss"),
+        learning_rate: number("learning_rate")?,
+        samples_per_second: number("samples_per_second")?,
+        step_seconds: number("step_seconds")?,
+        time: line.time?,
+        scaling_efficiency: number("efficiency"),
+        load_balance: None,
+        communication_efficiency: None,
+        alone_samples_per_second: None,
+        phases: BTreeMap::new(),
+    })
+}
+
+fn evaluation(line: &LogLine) -> Option<Evaluation> {
+    let fields = fields(line, "evaluated")?;
+    let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
+    let figures = Figures { loss: number("loss"), accuracy: number("accuracy") };
+    Some(Evaluation { step: fields.get("step")?.parse().ok()?, figures })
+}
+
+/// Returns the fields of a line that says this.
+fn fields<'a>(line: &'a LogLine, message: &str) -> Option<BTreeMap<&'a str, &'a str>> {
+    let rest = line.text.strip_prefix(message)?.strip_prefix(' ')?;
+    rest.split(' ').map(|field| field.split_once('=')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::line::Process, *};
+
+    fn log(lines: &[&str]) -> Log {
+        let read = |(second, text): (usize, &&str)| {
+            let line = format!("2026-11-28T16:00:{second:02}Z  INFO {text}");
+            LogLine::read(Process::Worker(0), None, &line)
+        };
+        of_lines(&lines.iter().enumerate().map(read).collect::<Vec<_>>())
+    }
+
+    fn progress(step: u64, loss: &str) -> String {
+        format!(
+            "progress step={step} of=90 generation=2 world=3 loss={loss} samples_per_second=1234.5 step_seconds=0.0125 learning_rate=0.05 efficiency=0.93"
+        )
+    }
+
+    #[test]
+    fn lines_of_progress_become_steps_and_others_nothing() {
+        let found =
+            log(&["group formed generation=2", &progress(7, "0.25"), "evaluated step=7 loss=0.5 accuracy=0.75"]);
+        let [step] = &found.steps[..] else { panic!("{found:?}") };
+        assert_eq!((step.step, step.generation, step.world_size, step.loss), (7, 2, 3, Some(0.25)));
+        assert_eq!((step.samples_per_second, step.step_seconds, step.scaling_efficiency), (1234.5, 0.0125, Some(0.93)));
+        let figures = Figures { loss: Some(0.5), accuracy: Some(0.75) };
+        assert_eq!(found.evaluations, [Evaluation { step: 7, figures }]);
+    }
+
+    #[test]
+    fn steps_that_were_done_again_count_as_they_were_the_last_time() {
+        let found = log(&[
+            &progress(5, "1"),
+            &progress(9, "NaN"),
+            "evaluated step=9 loss=1 accuracy=0.1",
+            &progress(6, "0.5"),
+            &progress(9, "0.25"),
+        ]);
+        let losses: Vec<_> = found.steps.iter().map(|step| (step.step, step.loss)).collect();
+        assert_eq!(losses, [(5, Some(1.0)), (6, Some(0.5)), (9, Some(0.25))]);
+        assert!(found.evaluations.is_empty(), "{:?}", found.evaluations);
+    }
+
+    #[test]
+    fn words_of_a_users_program_are_no_step() {
+        assert!(log(&["progress is slow", "progress step=x of=90", "progress"]).steps.is_empty());
+    }
+}
