@@ -276,6 +276,9 @@ pub struct LastChange {
 pub struct JobProgress {
     /// Optimiser steps that are done; rows of the table for a benchmark.
     pub step: u64,
+    /// The membership whose steps the figures tell of.
+    #[serde(default)]
+    pub generation: u64,
     /// Optimiser steps of the whole job; rows of the table for a benchmark.
     pub total_steps: u64,
     /// Passes over the data set that are done.

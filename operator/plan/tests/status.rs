@@ -72,9 +72,12 @@ fn a_job_whose_group_never_changed_does_not_speak_of_resizes() {
     assert_eq!(condition(&status(&job, &seen), "Resizing"), None);
 }
 
+fn change(generation: u64, workers: u32) -> GroupChange {
+    GroupChange { generation, workers, ..GroupChange::default() }
+}
+
 #[test]
 fn each_change_of_a_group_that_exists_counts_once_as_a_resize() {
-    let change = |generation, workers| GroupChange { generation, workers, ..GroupChange::default() };
     let (job, mut seen) = read("Running; all ready");
     seen.group = Some(GroupSeen { changes: vec![change(1, 2), change(2, 1), change(3, 2)], ..GroupSeen::default() });
     let first = status(&job, &seen);
@@ -119,6 +122,24 @@ fn figures_have_six_digits_and_an_infinite_one_leaves_the_last() {
     };
     assert_eq!(loss(8.710_793_086_460_658e-5), Some(8.71079e-5));
     assert_eq!(loss(f64::INFINITY), Some(8.71079e-5));
+}
+
+#[test]
+fn figures_of_a_group_do_not_hold_for_the_next_one() {
+    let (job, mut seen) = read("Running; all ready");
+    let mut balance = |generation, load_balance, changes: &[GroupChange]| {
+        let progress = Some(Progress { step: 50, total_steps: 100, generation, load_balance, ..Progress::default() });
+        seen.group = Some(GroupSeen { progress, changes: changes.to_vec(), ..GroupSeen::default() });
+        seen.status = status(&job, &seen);
+        let progress = seen.status.progress.as_mut().expect("a report");
+        // The next report comes long after this one.
+        progress.last_update_time = None;
+        progress.load_balance
+    };
+    let changes = [change(1, 2), change(2, 1)];
+    assert_eq!(balance(1, Some(0.5), &changes[..1]), Some(0.5));
+    assert_eq!(balance(1, None, &changes), Some(0.5), "the new group has not reported yet");
+    assert_eq!(balance(2, None, &changes), None);
 }
 
 fn lost(node: &str, losses: u32, minutes_ago: i64) -> ExcludedNode {

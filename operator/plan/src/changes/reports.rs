@@ -122,8 +122,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
     // A report may leave out figures that are not new, as the last one does. Those of the steps of
     // another group do not hold any more.
     let last = status.progress.take().unwrap_or_default();
-    let same_group = status.membership.as_ref().is_some_and(|known| known.generation == reported.generation);
-    let group = if same_group { last.clone() } else { JobProgress::default() };
+    let group = if last.generation == reported.generation { last.clone() } else { JobProgress::default() };
     let has_saved = reported.last_checkpoint.is_some();
     let reported = &reported.clone().after(status.last_checkpoint.as_ref(), last.unsaved.as_ref());
     if let Some(found) = reported.benchmark.as_deref().filter(|found| is_bounded(found)) {
@@ -138,6 +137,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
     let communication_efficiency = figure(reported.communication_efficiency).or(group.communication_efficiency);
     status.progress = Some(JobProgress {
         step: reported.step,
+        generation: reported.generation,
         total_steps: reported.total_steps,
         epoch: reported.epoch,
         percent: reported.percent(),
