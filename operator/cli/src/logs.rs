@@ -1,6 +1,5 @@
 //! `lockstep logs`: the logs of all processes of a job or a run, merged by time.
 
-mod curve;
 mod follow;
 mod line;
 mod local;
@@ -14,12 +13,12 @@ use anyhow::Context;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    Outcome, cluster,
+    Outcome,
+    cluster::{self, Cluster},
     display::{colours, is_unread, write},
     target::Target,
 };
 
-pub(crate) use curve::curve;
 pub(crate) use line::readable;
 use line::{LogLine, Process, merged};
 use paint::Paint;
@@ -110,6 +109,15 @@ async fn print(arguments: &Arguments) -> anyhow::Result<()> {
         (Target::Job(name), true) => return follow::follow(&cluster.connect().await?, name, &wanted, &paint).await,
     };
     Ok(show(&paint, last(&merged(logs), wanted.tail))?)
+}
+
+/// Returns what the processes of a job wrote, in order, with the time of each line.
+///
+/// # Errors
+/// No log can be read.
+pub(crate) async fn texts(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<(Timestamp, String)>> {
+    let lines = merged(pods::read(cluster, name, &Wanted::default()).await?);
+    Ok(lines.into_iter().filter_map(|line| Some((line.time?, line.text))).collect())
 }
 
 /// Returns the last `tail` lines, or all.

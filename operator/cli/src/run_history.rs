@@ -4,6 +4,7 @@ mod changes;
 mod checkpoints;
 mod folder;
 mod job;
+mod pod_logs;
 mod reports;
 
 use std::{collections::BTreeMap, path::PathBuf};

@@ -7,10 +7,9 @@ use lockstep_api::{TrainingGroup, TrainingJob, TrainingJobStatus};
 use lockstep_launch::{BestMark, BestMetric, CheckpointMark, names};
 use serde_json::Value;
 
-use super::{Checkpoint, Log, RunHistory, with_costs};
+use super::{Checkpoint, Log, RunHistory, pod_logs, with_costs};
 use crate::{
     cluster::Cluster,
-    logs,
     metrics_lines::Figures,
     run::{
         environment::{Machine, Start},
@@ -54,7 +53,7 @@ enum Steps {
 async fn told(cluster: &Cluster, name: &str, uid: &str) -> Steps {
     match worker_metrics::log_of(cluster, uid).await {
         Ok(text) => Steps::MetricsLog(text),
-        Err(why) => match logs::curve(cluster, name).await {
+        Err(why) => match pod_logs::read(cluster, name).await {
             Ok(log) if !log.steps.is_empty() => Steps::PodLogs(log),
             Ok(_) => Steps::Unknown(why),
             Err(error) => Steps::Unknown(format!("{why}, its pods have no logs ({error:#})")),

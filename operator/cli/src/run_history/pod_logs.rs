@@ -1,31 +1,29 @@
-//! The curve of a job as the logs of its pods tell it: lines of progress and evaluations.
+//! The steps of a job that the logs of its pods tell: lines of progress and of evaluations.
 
 use std::collections::BTreeMap;
 
-use super::{
-    Wanted,
-    line::{LogLine, merged},
-    pods,
-};
+use jiff::Timestamp;
+
+use super::Log;
 use crate::{
     cluster::Cluster,
+    logs,
     metrics_lines::{Evaluation, Figures, Step},
-    run_history::Log,
 };
 
-/// Reads the curve from the logs of the pods that are still there.
+/// Reads the steps from the logs of the pods that are still there.
 ///
 /// # Errors
 /// No log can be read.
-pub(crate) async fn curve(cluster: &Cluster, name: &str) -> anyhow::Result<Log> {
-    Ok(of_lines(&merged(pods::read(cluster, name, &Wanted::default()).await?)))
+pub(super) async fn read(cluster: &Cluster, name: &str) -> anyhow::Result<Log> {
+    Ok(of_lines(&logs::texts(cluster, name).await?))
 }
 
 /// Reads the lines in order. A step that was done again counts once, as it was the last time.
-fn of_lines(lines: &[LogLine]) -> Log {
+fn of_lines(lines: &[(Timestamp, String)]) -> Log {
     let mut log = Log::default();
-    for line in lines {
-        if let Some(step) = step(line) {
+    for (time, line) in lines {
+        if let Some(step) = step(*time, line) {
             log.steps.retain(|before: &Step| before.step < step.step);
             log.evaluations.retain(|before: &Evaluation| before.step <= step.step);
             log.steps.push(step);
@@ -37,7 +35,7 @@ fn of_lines(lines: &[LogLine]) -> Log {
     log
 }
 
-fn step(line: &LogLine) -> Option<Step> {
+fn step(time: Timestamp, line: &str) -> Option<Step> {
     let fields = fields(line, "progress")?;
     let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
     Some(Step {
@@ -49,7 +47,7 @@ fn step(line: &LogLine) -> Option<Step> {
         learning_rate: number("learning_rate")?,
         samples_per_second: number("samples_per_second")?,
         step_seconds: number("step_seconds")?,
-        time: line.time?,
+        time,
         scaling_efficiency: number("efficiency"),
         load_balance: None,
         communication_efficiency: None,
@@ -58,7 +56,7 @@ fn step(line: &LogLine) -> Option<Step> {
     })
 }
 
-fn evaluation(line: &LogLine) -> Option<Evaluation> {
+fn evaluation(line: &str) -> Option<Evaluation> {
     let fields = fields(line, "evaluated")?;
     let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
     let figures = Figures { loss: number("loss"), accuracy: number("accuracy") };
@@ -66,19 +64,18 @@ fn evaluation(line: &LogLine) -> Option<Evaluation> {
 }
 
 /// Returns the fields of a line that says this.
-fn fields<'a>(line: &'a LogLine, message: &str) -> Option<BTreeMap<&'a str, &'a str>> {
-    let rest = line.text.strip_prefix(message)?.strip_prefix(' ')?;
+fn fields<'a>(line: &'a str, message: &str) -> Option<BTreeMap<&'a str, &'a str>> {
+    let rest = line.strip_prefix(message)?.strip_prefix(' ')?;
     rest.split(' ').map(|field| field.split_once('=')).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::line::Process, *};
+    use super::*;
 
     fn log(lines: &[&str]) -> Log {
         let read = |(second, text): (usize, &&str)| {
-            let line = format!("2026-11-28T16:00:{second:02}Z  INFO {text}");
-            LogLine::read(Process::Worker(0), None, &line)
+            (Timestamp::from_second(second as i64).expect("a time"), (*text).to_owned())
         };
         of_lines(&lines.iter().enumerate().map(read).collect::<Vec<_>>())
     }
