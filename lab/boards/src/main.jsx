@@ -64,14 +64,21 @@ function rows(panel, answers) {
   return frame;
 }
 
+// A number has the colour of its threshold. The first one is null in JSON: it begins at -Infinity.
+function byThresholds(field) {
+  const steps = (field.config.thresholds?.steps ?? []).map(step => ({ ...step, value: step.value ?? -Infinity }));
+  const config = { ...field.config, color: { mode: 'thresholds' }, thresholds: { mode: 'absolute', steps } };
+  return getDisplayProcessor({ field: { ...field, config }, theme, timeZone: 'utc' });
+}
+
 function Content({ panel, answers, annotations, from, to, width, height }) {
   const all = frames(panel, answers);
   if (all.length === 0) return <div data-empty={panel.title} style={{ color: '#888', padding: 8 }}>no values</div>;
   if (panel.type === 'table') return <Table data={rows(panel, answers)} width={width} height={height} />;
   if (panel.type === 'stat') {
     const field = all[0].fields[1];
-    const value = field.display(field.values.findLast(value => value !== null));
-    return <BigValue theme={theme} width={width} height={height} value={{ ...value, title: field.config.displayName, color: '#73bf69' }} colorMode={BigValueColorMode.Value}
+    const value = byThresholds(field)(field.values.findLast(value => value !== null));
+    return <BigValue theme={theme} width={width} height={height} value={{ ...value, title: field.config.displayName }} colorMode={BigValueColorMode.Value}
       graphMode={BigValueGraphMode.None} textMode={panel.options.textMode === 'name' ? BigValueTextMode.Name : BigValueTextMode.Value} />;
   }
   return <TimeSeries frames={all} structureRev={1} width={width} height={height} timeZone="utc"
