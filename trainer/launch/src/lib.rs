@@ -37,6 +37,7 @@ mod progress;
 pub mod readiness;
 mod replay;
 mod shards;
+mod six_digits;
 mod state_comparison;
 mod task;
 pub mod training_group;
@@ -70,6 +71,7 @@ pub use progress::{
 };
 pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
 pub use shards::SHARDS;
+pub use six_digits::six_digits;
 pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;

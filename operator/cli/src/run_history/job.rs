@@ -38,7 +38,7 @@ impl RunHistory {
     }
 }
 
-/// Where the steps of a job come from.
+/// The source of a job's steps.
 enum Steps {
     /// The text of its metrics log, whole or thinned.
     MetricsLog(String),

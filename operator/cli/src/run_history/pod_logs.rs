@@ -1,6 +1,6 @@
 //! The steps of a job that the logs of its pods tell: lines of progress and of evaluations.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, str::FromStr};
 
 use jiff::Timestamp;
 
@@ -36,19 +36,18 @@ fn of_lines(lines: &[(Timestamp, String)]) -> Log {
 }
 
 fn step(time: Timestamp, line: &str) -> Option<Step> {
-    let fields = fields(line, "progress")?;
-    let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
+    let fields = Fields::of(line, "progress")?;
     Some(Step {
-        step: fields.get("step")?.parse().ok()?,
+        step: fields.get("step")?,
         epoch: 0,
-        generation: fields.get("generation")?.parse().ok()?,
-        world_size: fields.get("world")?.parse().ok()?,
-        loss: number("loss"),
-        learning_rate: number("learning_rate")?,
-        samples_per_second: number("samples_per_second")?,
-        step_seconds: number("step_seconds")?,
+        generation: fields.get("generation")?,
+        world_size: fields.get("world")?,
+        loss: fields.figure("loss"),
+        learning_rate: fields.figure("learning_rate")?,
+        samples_per_second: fields.figure("samples_per_second")?,
+        step_seconds: fields.figure("step_seconds")?,
         time,
-        scaling_efficiency: number("efficiency"),
+        scaling_efficiency: fields.figure("efficiency"),
         load_balance: None,
         communication_efficiency: None,
         alone_samples_per_second: None,
@@ -57,16 +56,29 @@ fn step(time: Timestamp, line: &str) -> Option<Step> {
 }
 
 fn evaluation(line: &str) -> Option<Evaluation> {
-    let fields = fields(line, "evaluated")?;
-    let number = |name: &str| fields.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
-    let figures = Figures { loss: number("loss"), accuracy: number("accuracy") };
-    Some(Evaluation { step: fields.get("step")?.parse().ok()?, figures })
+    let fields = Fields::of(line, "evaluated")?;
+    let figures = Figures { loss: fields.figure("loss"), accuracy: fields.figure("accuracy") };
+    Some(Evaluation { step: fields.get("step")?, figures })
 }
 
-/// Returns the fields of a line that says this.
-fn fields<'a>(line: &'a str, message: &str) -> Option<BTreeMap<&'a str, &'a str>> {
-    let rest = line.strip_prefix(message)?.strip_prefix(' ')?;
-    rest.split(' ').map(|field| field.split_once('=')).collect()
+/// The fields of a line.
+struct Fields<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> Fields<'a> {
+    /// Returns the fields of a line that says this.
+    fn of(line: &'a str, message: &str) -> Option<Self> {
+        let rest = line.strip_prefix(message)?.strip_prefix(' ')?;
+        rest.split(' ').map(|field| field.split_once('=')).collect::<Option<_>>().map(Self)
+    }
+
+    fn get<T: FromStr>(&self, name: &str) -> Option<T> {
+        self.0.get(name)?.parse().ok()
+    }
+
+    /// Returns a finite number.
+    fn figure(&self, name: &str) -> Option<f64> {
+        self.get(name).filter(|figure: &f64| figure.is_finite())
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{JobProgress, LastChange, TrainingJobStatus};
 use lockstep_launch::{
     BenchmarkReport, BestMark, CheckpointMark, DamagedCheckpoint, GroupChange, Progress, Straggler, Unsaved, WholeRun,
+    six_digits,
 };
 
 use super::{
@@ -87,7 +88,7 @@ pub(crate) fn take_changes(situation: &Situation<'_>, mut status: TrainingJobSta
         membership.generation = membership.generation.max(change.generation);
         membership.world_size = change.workers;
         membership.last_change =
-            Some(LastChange { generation: change.generation, text, seconds: rounded(change.seconds) });
+            Some(LastChange { generation: change.generation, text, seconds: six_digits(change.seconds) });
     }
     events.into_iter().fold(Step::from(status), Step::event)
 }
@@ -160,7 +161,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
         communication_efficiency,
         parallel_efficiency: load_balance
             .zip(communication_efficiency)
-            .map(|(balance, other)| rounded(balance * other)),
+            .map(|(balance, other)| six_digits(balance * other)),
         scaling_efficiency: figure(reported.scaling_efficiency).or(group.scaling_efficiency),
         scaling_baseline: reported.scaling_baseline.or(group.scaling_baseline),
         whole_run: reported.whole_run.as_ref().and_then(whole_run).or(last.whole_run),
@@ -191,7 +192,7 @@ pub(crate) fn with_report(mut status: TrainingJobStatus, reported: &Progress, no
 
 fn stragglers(reported: &Progress) -> Vec<Straggler> {
     let stragglers = reported.stragglers.iter().filter(|slow| slow.times.is_finite()).take(MAX_STRAGGLERS);
-    stragglers.map(|slow| Straggler { pod: clip(&slow.pod), times: rounded(slow.times) }).collect()
+    stragglers.map(|slow| Straggler { pod: clip(&slow.pod), times: six_digits(slow.times) }).collect()
 }
 
 /// True if the job's schema accepts the report.
@@ -213,12 +214,7 @@ fn whole_run(reported: &WholeRun) -> Option<WholeRun> {
 
 /// Returns a reported figure as the status has it; none if it is infinite or not a number.
 fn figure(reported: Option<f64>) -> Option<f64> {
-    reported.filter(|figure| figure.is_finite()).map(rounded)
-}
-
-/// Rounds to six significant digits: people read the status.
-fn rounded(figure: f64) -> f64 {
-    format!("{figure:.5e}").parse().unwrap_or(figure)
+    reported.filter(|figure| figure.is_finite()).map(six_digits)
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie within a year")]

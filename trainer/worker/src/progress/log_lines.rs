@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use lockstep_launch::Progress;
+use lockstep_launch::{Progress, six_digits};
 use tracing::info;
 
 use crate::lines::{Evaluation, StepLine};
 
-/// From one line to the next, this part of the time since the group began passes.
+/// The next line comes after a hundredth of the time that the group has had, within these limits.
 const SHARE: u32 = 100;
 const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(30);
@@ -32,11 +32,11 @@ impl LogLines {
             return;
         }
         let StepLine { step, generation, world_size: world, .. } = *line;
-        let loss = line.loss.map(rounded);
-        let samples_per_second = rounded(line.samples_per_second);
-        let step_seconds = rounded(line.step_seconds);
-        let learning_rate = rounded(line.learning_rate.into());
-        let efficiency = figures.scaling_efficiency.map(rounded);
+        let loss = line.loss.map(six_digits);
+        let samples_per_second = six_digits(line.samples_per_second);
+        let step_seconds = six_digits(line.step_seconds);
+        let learning_rate = six_digits(line.learning_rate.into());
+        let efficiency = figures.scaling_efficiency.map(six_digits);
         let of = figures.total_steps;
         info!(
             step,
@@ -54,12 +54,7 @@ impl LogLines {
 
 /// Writes what an evaluation found.
 pub(crate) fn evaluation(step: u64, found: &Evaluation) {
-    info!(step, loss = rounded(found.loss), accuracy = rounded(found.accuracy), "evaluated");
-}
-
-/// Leaves six digits.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
+    info!(step, loss = six_digits(found.loss), accuracy = six_digits(found.accuracy), "evaluated");
 }
 
 #[cfg(test)]
@@ -84,10 +79,5 @@ mod tests {
         assert!(lines.is_due(false, start));
         assert!(!lines.is_due(false, start + Duration::from_millis(1)));
         assert!(lines.is_due(true, start + Duration::from_millis(2)));
-    }
-
-    #[test]
-    fn figures_have_six_digits() {
-        assert_eq!([1_234.567_89, 0.000_012_345_678, 0.0].map(rounded), [1234.57, 1.23457e-5, 0.0]);
     }
 }

@@ -18,7 +18,7 @@ const WINDOW: usize = 50;
 /// The newest steps' seconds of sums.
 #[derive(Debug)]
 pub(crate) struct BusBandwidth {
-    /// What passes the slowest link in a step, in bytes; 0 in a group of one.
+    /// Bytes that pass the slowest link in a step; 0 in a group of one.
     bytes: f64,
     seconds: VecDeque<f64>,
 }
